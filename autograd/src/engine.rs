@@ -7,6 +7,7 @@
 pub(crate) mod anomaly;
 pub(crate) mod calls;
 pub(crate) mod deferred;
+pub(crate) mod nan;
 pub(crate) mod node;
 pub(crate) mod recording;
 
@@ -120,11 +121,11 @@ fn walk(pending: &mut Pending, mode: WeightGrads, deferred: &mut DeferredGrads) 
             ));
         };
         let _span = trace_span!("backward", name = node.name).entered();
-        backward.backward(
+        let done = backward.backward(
             Cotangents(cotangents),
             &mut InputGrads { node: &node, pending, mode, deferred },
-        )?;
-        check_backward(&node, pending)?;
+        );
+        check_backward(&node, pending, done)?;
     }
     Ok(())
 }

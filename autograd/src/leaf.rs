@@ -13,6 +13,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
+use crate::engine::nan::check_parameter;
 use crate::spec::TensorSpec;
 use crate::{Accum, lock};
 use gradient::Gradient;
@@ -328,6 +329,7 @@ impl Leaf {
         gradient.contributions += 1;
         let contributions = gradient.contributions;
         drop(gradient);
+        check_parameter(self.name(), || self.gradient())?;
         for hook in self.0.hooks.all() {
             let Some(gradient) = self.gradient()? else { break };
             (lock(&hook))(self, &gradient)?;

@@ -117,7 +117,7 @@ macro_rules! files {
 files! {
     "adafactor" FLOATS [];
     "adamw" FLOATS [];
-    "argsort" FLOATS [];
+    "argsort" ALL [];
     "attention" HALVES [];
     "attention_rows" EXACT [];
     "cast" ALL [];

@@ -1,19 +1,15 @@
 //! The search for the operation that makes a NaN, in the forward pass and in backward.
 //!
-//! The mode is a value of each thread, like the recording mode. Each check reads one number from the device.
+//! Each check reads one number from the device.
 
-use ferrotron_tensor::ops::reduce::{KeepDims, amax};
-use ferrotron_tensor::{Error, Result, Tensor, inherited};
+use ferrotron_tensor::{Error, Result, Tensor};
 use std::collections::BTreeSet;
 
+use crate::engine::nan::{detecting, is_nan, set_detecting, take_nan_parameter};
 use crate::engine::node::{Node, Pending, Source};
 
 /// Parameters that an error names.
 const MOST_NAMES: usize = 3;
-
-/// Whether this thread looks for NaN.
-#[derive(Default)]
-struct Anomalies(bool);
 
 /// Runs `f`, which may hold forward and backward passes, and makes the first NaN an error. The error names the
 /// operation, the result or operand that is NaN, and the parameters nearest to the operation, whose names begin with the
@@ -37,10 +33,10 @@ pub fn detect_anomaly<R>(f: impl FnOnce() -> R) -> R {
     struct Restore(bool);
     impl Drop for Restore {
         fn drop(&mut self) {
-            inherited(|mode: &mut Anomalies| mode.0 = self.0);
+            set_detecting(self.0);
         }
     }
-    let _restore = Restore(inherited(|mode: &mut Anomalies| std::mem::replace(&mut mode.0, true)));
+    let _restore = Restore(set_detecting(true));
     f()
 }
 
@@ -58,20 +54,22 @@ pub(crate) fn check_forward(node: &Node, values: &[Tensor]) -> Result<()> {
     Ok(())
 }
 
-/// Errors if this thread looks for NaN and the gradient of an operand has one.
-pub(crate) fn check_backward(node: &Node, pending: &Pending) -> Result<()> {
+/// The result `done` of the node's backward, or an error if this thread looks for NaN and the gradient of an operand has
+/// one.
+pub(crate) fn check_backward(node: &Node, pending: &Pending, done: Result<()>) -> Result<()> {
     if !detecting() {
-        return Ok(());
+        return done;
     }
+    let nan_leaf = take_nan_parameter();
     for (i, (source, spec)) in node.inputs.iter().enumerate() {
-        let gradient = match source {
-            Some(Source::Node(node, output)) => pending.get(node, *output).cloned(),
-            Some(Source::Leaf(leaf)) => leaf.gradient()?,
-            None => None,
+        let nan = match source {
+            Some(Source::Node(node, output)) => {
+                pending.get(node, *output).map_or(Ok(false), is_nan)?
+            }
+            Some(Source::Leaf(leaf)) => nan_leaf.as_deref() == Some(leaf.name()),
+            None => false,
         };
-        if let Some(gradient) = gradient
-            && is_nan(&gradient)?
-        {
+        if nan {
             let (name, dtype, dims) = (node.name, spec.dtype, &spec.dims);
             let what = format!(
                 "backward of {name}: the gradient of operand {i}, {dtype} {dims:?}, is NaN"
@@ -79,20 +77,7 @@ pub(crate) fn check_backward(node: &Node, pending: &Pending) -> Result<()> {
             return Err(found(node, what));
         }
     }
-    Ok(())
-}
-
-fn detecting() -> bool {
-    inherited(|mode: &mut Anomalies| mode.0)
-}
-
-/// A maximum is NaN if any element is.
-fn is_nan(x: &Tensor) -> Result<bool> {
-    if x.numel() == 0 || !x.dtype().is_float() {
-        return Ok(false);
-    }
-    let all: Vec<isize> = (0..x.rank() as isize).collect();
-    Ok(amax(x, &all, KeepDims::Drop)?.item()?.is_nan())
+    done
 }
 
 fn found(node: &Node, what: String) -> Error {

@@ -64,7 +64,7 @@ pub(crate) fn mean(x: &Var, dims: &[isize], keep: KeepDims) -> Result<Var> {
     let _span = forward_span("mean");
     let value = reduce::mean(x.value(), dims, keep)?;
     let count = x.value().numel() as f64 / value.numel().max(1) as f64;
-    spread("mean", x, value, dims, 1.0 / count)
+    spread("mean", x, value, dims, count)
 }
 
 /// Sum of all elements, a scalar.
@@ -99,12 +99,12 @@ pub(crate) fn log_sum_exp(x: &Var, dims: &[isize], keep: KeepDims) -> Result<Var
 }
 
 /// Records the reduction `value` of `x`, whose gradient is `factor` times the broadcast cotangent.
-fn spread(name: &'static str, x: &Var, value: Tensor, dims: &[isize], factor: f64) -> Result<Var> {
+fn spread(name: &'static str, x: &Var, value: Tensor, dims: &[isize], divisor: f64) -> Result<Var> {
     let full = x.dims().to_vec();
     let kept = kept_dims(x, dims);
     Var::record(&[x], value, || {
         Named(name, move |dy: Tensor, dx: &mut InputGrads| {
-            let dy = if factor == 1.0 { dy } else { dy.mul_scalar(factor)? };
+            let dy = if divisor == 1.0 { dy } else { dy.div_scalar(divisor)? };
             dx.accumulate(0, dy.reshape(&kept)?.broadcast_to(&full)?)
         })
     })

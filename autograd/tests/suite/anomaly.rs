@@ -2,6 +2,8 @@
 
 use ferrotron_autograd::{Leaf, Var, checkpoint, detect_anomaly, no_grad};
 use ferrotron_tensor::{DType, Device, Result, Tensor};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 fn leaf(device: &Device, name: &str, values: &[f64]) -> Result<Leaf> {
     Ok(Leaf::new(name, Tensor::from_slice(device, values, &[values.len()])?))
@@ -41,6 +43,29 @@ fn the_operation_whose_gradient_is_nan_is_named_also_in_a_region() -> Result<()>
         checkpoint(&[&x.var()?], inside)?[0].sum_all()?.backward()
     };
     assert!(message(detect_anomaly(region)).contains("backward of sqrt"));
+    Ok(())
+}
+
+/// Ranks reduce a gradient while backward goes on: it is checked before that.
+#[test]
+fn a_gradient_is_checked_before_it_is_reduced() -> Result<()> {
+    let device = Device::cpu(1)?;
+    let w = leaf(&device, "w", &[0.0, 4.0])?;
+    let reductions = Arc::new(AtomicUsize::new(0));
+    let counter = reductions.clone();
+    let owner = w.set_reduction(move || {
+        counter.fetch_add(1, Relaxed);
+        Ok(())
+    })?;
+    owner.expect(1);
+    let root = || w.var()?.sqrt()?.sum_all()?.backward();
+    let want = "detect_anomaly: backward of sqrt: the gradient of operand 0, f64 [2], is NaN; the nearest parameter is 'w'";
+    let nan = || w.var()?.sqrt()?.mul_scalar(0.0)?.sum_all()?.backward();
+    assert_eq!(message(detect_anomaly(nan)), want);
+    assert_eq!(reductions.load(Relaxed), 0);
+    w.zero_gradient();
+    detect_anomaly(root)?;
+    assert_eq!(reductions.load(Relaxed), 1);
     Ok(())
 }
 

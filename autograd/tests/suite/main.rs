@@ -10,6 +10,7 @@ mod gradients;
 mod hooks;
 mod inputs;
 mod leaves;
+mod methods;
 mod regions;
 mod saved;
 mod scores;

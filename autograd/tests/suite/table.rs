@@ -163,6 +163,7 @@ fn pointwise() -> Vec<OpCase> {
             Unary::Powf => 1.5,
             Unary::AddScalar => 0.75,
             Unary::MulScalar => -1.25,
+            Unary::DivScalar => 0.7,
             Unary::ClampMin => -0.75,
             Unary::ClampMax => 0.5,
             _ => 0.0,

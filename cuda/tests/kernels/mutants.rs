@@ -35,7 +35,9 @@ const MUTANTS: &[Mutant] = mutants! {
         "    __syncthreads();\n    row = (u64)blockIdx.y" => "    row = (u64)blockIdx.y";
     tile_overwritten_before_it_is_read in "sort":
         "        __syncthreads();  // the tile before has been read" => "";
-    equal_elements_in_reverse in "argsort": "(j < own && !before" => "(j > own && !before";
+    equal_elements_in_reverse in "argsort": "(j < threadIdx.x && !before" => "(j > threadIdx.x && !before";
+    equal_elements_of_the_right_run_first in "argsort": "? before(element, value" => "? !before(value, element";
+    run_read_before_it_is_written in "argsort": "widen(x[row + own]);\n    __syncthreads();" => "widen(x[row + own]);";
     first_of_repeated_indices in "index": "ADD ? sum + value : value" => "sum + value";
     nan_in_the_middle in "argsort": "if (x_nan || y_nan) return" => "if (x_nan && y_nan) return";
     copy_not_waited_for in "attention":

@@ -13,8 +13,24 @@ impl Tensor {
         Ok(tensor)
     }
 
-    /// A floating-point tensor filled with one value.
+    /// A tensor filled with one value.
+    ///
+    /// Errors if `dtype` is an integer and `value` is none of its values.
     pub fn full(device: &Device, dtype: DType, dims: &[usize], value: f64) -> Result<Tensor> {
+        if !dtype.is_float() {
+            let (least, most) = match dtype {
+                DType::U8 => (0.0, f64::from(u8::MAX)),
+                DType::U32 => (0.0, f64::from(u32::MAX)),
+                _ => (i64::MIN as f64, (i64::MAX - 1023) as f64), // the largest f64 below 2^63
+            };
+            if value.fract() != 0.0 || !(least..=most).contains(&value) {
+                return Err(Error::value("full", format!("{value} is no value of {dtype}")));
+            }
+            let one = Self::constant(device, &[value], &[])?.cast(dtype)?;
+            let mut tensor = Self::empty(device, dtype, dims)?;
+            tensor.copy_from(&one.broadcast_to(dims)?)?;
+            return Ok(tensor);
+        }
         if device.gpu().is_some() {
             let zeros = Self::zeros(device, dtype, dims)?;
             let mut tensor = Self::empty(device, dtype, dims)?;

@@ -35,7 +35,7 @@ macro_rules! creation_methods {
 }
 
 impl Tensor {
-    /// A floating-point tensor of ones.
+    /// A tensor of ones.
     pub fn ones(device: &Device, dtype: DType, dims: &[usize]) -> Result<Tensor> {
         Self::full(device, dtype, dims, 1.0)
     }
@@ -63,7 +63,12 @@ impl Tensor {
             let message = format!("no steps of {step} lead from {start} to {end}");
             return Err(Error::value("arange", message));
         }
-        Self::numbers(device, dtype, count as usize, |i| start + i as f64 * step)
+        let numbers = Self::numbers(device, dtype, count as usize, |i| start + i as f64 * step);
+        numbers.unwrap_or_else(|| {
+            let message =
+                format!("no memory for the {count} steps of {step} from {start} to {end}");
+            Err(Error::memory("arange", message))
+        })
     }
 
     /// `count` numbers at equal distances from `start` to `end`, both included.
@@ -83,24 +88,30 @@ impl Tensor {
     ) -> Result<Tensor> {
         let step = (end - start) / count.saturating_sub(1).max(1) as f64;
         // From both ends, so that the last number is `end` itself.
-        Self::numbers(device, dtype, count, |i| {
+        let numbers = Self::numbers(device, dtype, count, |i| {
             if 2 * i < count {
                 start + i as f64 * step
             } else {
                 end - (count - 1 - i) as f64 * step
             }
+        });
+        numbers.unwrap_or_else(|| {
+            let message = format!("no memory for {count} numbers from {start} to {end}");
+            Err(Error::memory("linspace", message))
         })
     }
 
-    /// A vector of numbers that depend only on their position.
+    /// A vector of numbers that depend only on their position; `None` if the host has no memory for them.
     fn numbers(
         device: &Device,
         dtype: DType,
         count: usize,
         f: impl Fn(usize) -> f64,
-    ) -> Result<Tensor> {
-        let numbers: Vec<f64> = (0..count).map(f).collect();
-        Self::constant(device, &numbers, &[count])?.cast(dtype)
+    ) -> Option<Result<Tensor>> {
+        let mut numbers: Vec<f64> = Vec::new();
+        numbers.try_reserve_exact(count).ok()?;
+        numbers.extend((0..count).map(f));
+        Some(Self::constant(device, &numbers, &[count]).and_then(|numbers| numbers.cast(dtype)))
     }
 
     /// Normal numbers of mean 0 and variance 1. They are a function of `key` and the element's index: the same key gives

@@ -38,15 +38,15 @@ pub fn resolve_range(
     size: usize,
     range: &impl RangeBounds<isize>,
 ) -> Result<Range<usize>> {
-    let wrapped = |at: isize| if at < 0 { at + size as isize } else { at };
+    let wrapped = |at: isize| if at < 0 { at.saturating_add(size as isize) } else { at };
     let start = match range.start_bound() {
         Bound::Unbounded => 0,
         Bound::Included(&at) => wrapped(at),
-        Bound::Excluded(&at) => wrapped(at) + 1,
+        Bound::Excluded(&at) => wrapped(at).saturating_add(1),
     };
     let end = match range.end_bound() {
         Bound::Unbounded => size as isize,
-        Bound::Included(&at) => wrapped(at) + 1,
+        Bound::Included(&at) => wrapped(at).saturating_add(1),
         Bound::Excluded(&at) => wrapped(at),
     };
     if 0 <= start && start <= end && end <= size as isize {
@@ -85,17 +85,27 @@ pub fn flattened(dims: &[usize], start: isize, end: isize) -> Result<Vec<usize>>
         let message = format!("dim {start} of {dims:?} comes after dim {end}");
         return Err(Error::shape("flatten", message));
     }
-    let merged = dims[first..=last].iter().product();
+    let merged = product(&dims[first..=last]).ok_or_else(|| {
+        Error::shape("flatten", format!("dims {start} to {end} of {dims:?} have too many elements"))
+    })?;
     Ok([&dims[..first], &[merged], &dims[last + 1..]].concat())
 }
 
-/// The sizes of at most `chunks` parts of equal size; the last may be smaller.
+/// The product, unless it overflows.
+fn product(sizes: &[usize]) -> Option<usize> {
+    sizes.iter().try_fold(1_usize, |product, &size| product.checked_mul(size))
+}
+
+/// The sizes of at most `chunks` parts of equal size; the last may be smaller. An empty dim has as many empty parts.
 pub fn chunk_sizes(size: usize, chunks: usize) -> Result<Vec<usize>> {
     if chunks == 0 {
         return Err(Error::value("chunk", "needs one chunk or more, got 0"));
     }
-    let part = size.div_ceil(chunks).max(1);
-    let count = size.div_ceil(part).max(1);
+    if size == 0 {
+        return Ok(vec![0; chunks]);
+    }
+    let part = size.div_ceil(chunks);
+    let count = size.div_ceil(part);
     Ok((0..count).map(|i| part.min(size - i * part)).collect())
 }
 
@@ -110,7 +120,14 @@ pub fn repeated(dims: &[usize], counts: &[usize]) -> Result<[Vec<usize>; 3]> {
     let pairs = |f: &dyn Fn(usize) -> usize| {
         counts.iter().enumerate().flat_map(|(d, _)| [f(d), size(d)]).collect::<Vec<_>>()
     };
-    let merged = counts.iter().enumerate().map(|(d, count)| count * size(d)).collect();
+    let merged: Option<Vec<usize>> =
+        counts.iter().enumerate().map(|(d, count)| count.checked_mul(size(d))).collect();
+    // As many elements as the address space has bytes fit no memory.
+    let fits = |sizes: &Vec<usize>| product(sizes).is_some_and(|n| isize::try_from(n).is_ok());
+    let Some(merged) = merged.filter(fits) else {
+        let message = format!("{counts:?} times {dims:?} are too many elements");
+        return Err(Error::shape("repeat", message));
+    };
     Ok([pairs(&|_| 1), pairs(&|d| counts[d]), merged])
 }
 
@@ -125,7 +142,7 @@ mod tests {
         assert_eq!(resolve_range("slice", 5, &(-2..)).unwrap(), 3..5);
         assert_eq!(resolve_range("slice", 5, &(..=-1)).unwrap(), 0..5);
         assert_eq!(resolve_range("slice", 0, &(..)).unwrap(), 0..0);
-        for (start, end) in [(0, 6), (-6, 5), (3, 2)] {
+        for (start, end) in [(0, 6), (-6, 5), (3, 2), (0, isize::MAX), (isize::MIN, 5)] {
             assert!(resolve_range("slice", 5, &(start..end)).is_err(), "{start}..{end}");
         }
     }
@@ -135,7 +152,7 @@ mod tests {
         assert_eq!(chunk_sizes(11, 6).unwrap(), [2, 2, 2, 2, 2, 1]);
         assert_eq!(chunk_sizes(12, 5).unwrap(), [3, 3, 3, 3]);
         assert_eq!(chunk_sizes(2, 5).unwrap(), [1, 1]);
-        assert_eq!(chunk_sizes(0, 3).unwrap(), [0]);
+        assert_eq!(chunk_sizes(0, 3).unwrap(), [0, 0, 0]);
     }
 
     #[test]
@@ -145,5 +162,11 @@ mod tests {
         assert!(flattened(&[2, 3], 1, 0).is_err());
         assert_eq!(repeated(&[3], &[4, 2]).unwrap()[2], [4, 6]);
         assert!(repeated(&[3, 3], &[2]).is_err());
+        for counts in [[usize::MAX, 1], [1 << 40, 1 << 40], [1, usize::MAX / 2]] {
+            let error = repeated(&[3, 3], &counts).unwrap_err().to_string();
+            assert_eq!(error, format!("repeat: {counts:?} times [3, 3] are too many elements"));
+        }
+        assert!(flattened(&[1 << 40, 1 << 40, 0], 0, 1).is_err());
+        assert!(resolve_range("slice", 5, &(0..=isize::MAX)).is_err());
     }
 }

@@ -10,7 +10,7 @@ macro_rules! operators {
         $crate::operators!(@binary $Array Add add, |x, p| x.add_scalar(p), |p, x| x.add_scalar(p));
         $crate::operators!(@binary $Array Sub sub, |x, p| x.add_scalar(-p), |p, x| x.neg()?.add_scalar(p));
         $crate::operators!(@binary $Array Mul mul, |x, p| x.mul_scalar(p), |p, x| x.mul_scalar(p));
-        $crate::operators!(@binary $Array Div div, |x, p| x.mul_scalar(1.0 / p), |p, x| x.recip()?.mul_scalar(p));
+        $crate::operators!(@binary $Array Div div, |x, p| x.div_scalar(p), |p, x| x.recip()?.mul_scalar(p));
         $crate::operators!(@negate $Array [&$Array] [$Array]);
     };
     (@binary $Array:ident $Op:ident $method:ident, |$x:ident, $p:ident| $by:expr, |$q:ident, $y:ident| $of:expr) => {

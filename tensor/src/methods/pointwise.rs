@@ -30,6 +30,7 @@ macro_rules! pointwise_methods {
             powf Powf "x^p";
             add_scalar AddScalar "x + p";
             mul_scalar MulScalar "x p";
+            div_scalar DivScalar "x / p";
             clamp_min ClampMin "max(x, p), with derivative 1 where x >= p; NaN stays.";
             clamp_max ClampMax "min(x, p), with derivative 1 where x <= p; NaN stays.";
         }

@@ -32,7 +32,7 @@ macro_rules! reduction_methods {
 
             /// Mean of all elements, a scalar.
             pub fn mean_all(&self) -> $crate::Result<$Array> {
-                self.sum_all()?.mul_scalar(1.0 / self.as_ref().numel() as f64)
+                self.sum_all()?.div_scalar(self.as_ref().numel() as f64)
             }
 
             /// Maximum over `dims`; NaN if there is one. Equal elements share the gradient, as in PyTorch.
@@ -187,8 +187,8 @@ macro_rules! reduction_methods {
                 centred.square()?.sum(dims, keep)?.mul_scalar(1.0 / divisor)
             }
 
-            /// The norm of order `p` over `dims`: (sum |x|^p)^(1/p), the largest |x| if `p` is infinite. The gradient of
-            /// the norm of order 2 is 0 where the norm is 0, as in PyTorch.
+            /// The norm of order `p` over `dims`: (sum |x|^p)^(1/p), the largest |x| if `p` is infinite. The gradient is 0
+            /// where the element or the norm is 0, as in PyTorch.
             ///
             /// Errors unless `p` is positive.
             ///
@@ -217,9 +217,16 @@ macro_rules! reduction_methods {
                 } else if p == 2.0 {
                     x.square()?.sum(dims, keep)?.root()?
                 } else {
-                    x.abs()?.powf(p)?.sum(dims, keep)?.powf(1.0 / p)?
+                    x.abs()?.power(p)?.sum(dims, keep)?.power(1.0 / p)?
                 };
                 norm.cast(self.dtype())
+            }
+
+            /// x^p of numbers that are not negative, with value and derivative 0 at 0.
+            fn power(&self, p: f64) -> $crate::Result<$Array> {
+                let zero = $crate::Tensor::zeros(self.device(), self.dtype(), &[])?;
+                let zeros = self.as_ref().eq(&zero)?;
+                self.masked_fill(&zeros, 1.0)?.powf(p)?.masked_fill(&zeros, 0.0)
             }
 
             /// The square root, with derivative 0 at 0.

@@ -11,7 +11,7 @@ use std::cmp::Ordering;
 pub use self::order::SortOrder;
 use super::rows::for_rows;
 use crate::cuda;
-use crate::{DType, Element, Error, Result, Tensor, dispatch_float};
+use crate::{DType, Error, Result, Scalar, Tensor, dispatch_any};
 
 /// The indices (i64) along `dim` of the first `k` elements in order.
 ///
@@ -30,14 +30,13 @@ pub fn first(
         return Err(Error::value(op, message));
     }
     let rows = x.transpose(resolved as isize, -1)?.contiguous()?;
+    if x.device().gpu().is_some() {
+        return cuda::argsort::first(&rows, order, k)?.transpose(resolved as isize, -1);
+    }
     let mut dims = rows.dims().to_vec();
     dims[x.rank() - 1] = k;
     let mut indices = Tensor::empty(x.device(), DType::I64, &dims)?;
-    if x.device().gpu().is_some() {
-        cuda::argsort::first(op, &rows, order, &mut indices)?;
-        return indices.transpose(resolved as isize, -1);
-    }
-    dispatch_float!(op, x.dtype(), T => {
+    dispatch_any!(x.dtype(), T => {
         let elements = rows.as_slice::<T>()?;
         // A comparison takes about a nanosecond.
         let work = elements.len().saturating_mul(width.max(2).ilog2() as usize);
@@ -61,7 +60,7 @@ pub fn first(
 }
 
 /// Compares two elements; NaN counts as largest.
-fn in_order<T: Element>(order: SortOrder, a: T, b: T) -> Ordering {
+fn in_order<T: Scalar>(order: SortOrder, a: T, b: T) -> Ordering {
     let nan = |x: T| x.partial_cmp(&x).is_none();
     let ascending = a.partial_cmp(&b).unwrap_or_else(|| nan(a).cmp(&nan(b)));
     match order {
@@ -106,6 +105,19 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn integers_are_sorted_without_rounding() {
+        let device = Device::cpu(2).unwrap();
+        // Neighbours beyond 2^53, which no f64 tells apart.
+        let x = [i64::MAX, 1 << 53, (1 << 53) + 1, -3, i64::MAX - 1];
+        let x = Tensor::from_slice(&device, &x, &[5]).unwrap();
+        let (sorted, places) = x.sort(0, SortOrder::Descending).unwrap();
+        assert_eq!(places.to_vec::<i64>().unwrap(), [0, 4, 2, 1, 3]);
+        assert_eq!(sorted.to_vec::<i64>().unwrap()[4], -3);
+        let x = Tensor::from_slice(&device, &[3_u8, 200, 0, 3], &[4]).unwrap();
+        assert_eq!(x.topk(3, 0).unwrap().1.to_vec::<i64>().unwrap(), [1, 0, 3]);
     }
 
     #[test]

@@ -44,6 +44,35 @@ vectorized! {
         for_pairs(dx, (a, a_stride), (b, b_stride), |d, a, b| *d = T::from_acc(d.acc() * D::at(a, b)));
     }
 
+    /// Elements of `yes` where `conditions` are not 0, else of `no`, each with a stride.
+    fn select_row<T: Scalar>(out: &mut [T], conditions: (&[u8], usize), yes: (&[T], usize), no: (&[T], usize)) {
+        let ((conditions, c), (yes, y), (no, n)) = (conditions, yes, no);
+        match (c, y, n) {
+            (1, 1, 1) => {
+                for (((out, &c), &y), &n) in out.iter_mut().zip(conditions).zip(yes).zip(no) {
+                    *out = if c != 0 { y } else { n };
+                }
+            }
+            (1, 0, 1) => {
+                let y = yes[0];
+                for ((out, &c), &n) in out.iter_mut().zip(conditions).zip(no) {
+                    *out = if c != 0 { y } else { n };
+                }
+            }
+            (1, 1, 0) => {
+                let n = no[0];
+                for ((out, &c), &y) in out.iter_mut().zip(conditions).zip(yes) {
+                    *out = if c != 0 { y } else { n };
+                }
+            }
+            _ => {
+                for (i, out) in out.iter_mut().enumerate() {
+                    *out = if conditions[i * c] != 0 { yes[i * y] } else { no[i * n] };
+                }
+            }
+        }
+    }
+
     fn add_chunk<T: Element>(out: &mut [T], x: &[T]) {
         for (y, x) in out.iter_mut().zip(x) {
             *y = T::from_acc(y.acc() + x.acc());
@@ -118,6 +147,9 @@ pub fn unary(op: Unary, p: f64, x: &Tensor) -> Result<Tensor> {
 
 /// `dy * op'(saved)`, where `saved` is the value named by [`Unary::saves`] (`None` for nothing).
 pub fn unary_backward(op: Unary, p: f64, dy: Tensor, saved: Option<&Tensor>) -> Result<Tensor> {
+    if op == Unary::DivScalar {
+        return unary(op, p, &dy); // a product with 1 / p would round twice
+    }
     let mut dx = into_unique(dy)?;
     let saved = saved.map(Tensor::contiguous).transpose()?;
     let constant = || with_unary!(op, Op => <Op as UnaryRow>::derivative(0.0_f64, p));
@@ -309,19 +341,28 @@ pub fn where_cond(condition: &Tensor, yes: &Tensor, no: &Tensor) -> Result<Tenso
         return Ok(out);
     }
     let (work, device) = (out.numel() / CHEAP, out.device().clone());
-    let [flags, first, second] = [condition, yes, no].map(|x| x.layout().broadcast_to(&dims));
-    let (flags, first, second) = (flags?, first?, second?);
-    let ((width, c), (_, y), (_, n)) = (flags.row(), first.row(), second.row());
+    let layouts = [condition, yes, no].map(|x| x.layout().broadcast_to(&dims));
+    let [flags, first, second] = layouts;
+    let layouts = [flags?, first?, second?];
+    // One row of all elements, if each operand is dense or one number.
+    let flat = layouts.iter().all(|x| x.is_contiguous() || x.strides().iter().all(|&s| s == 0));
+    let width = if flat { 1 } else { layouts[0].row().0 };
+    let strides = layouts.each_ref().map(|x| match flat {
+        true => usize::from(x.is_contiguous()),
+        false => x.row().1,
+    });
     let conditions = condition.buffer_slice::<u8>()?;
     dispatch_any!(yes.dtype(), T => {
         let (yes, no) = (yes.buffer_slice::<T>()?, no.buffer_slice::<T>()?);
+        let select: fn(&mut [T], (&[u8], usize), (&[T], usize), (&[T], usize)) = select_row;
         for_rows(&device, (out.as_mut_slice::<T>()?, width), work, |row, rows| {
-            for (i, out) in rows.chunks_exact_mut(width).enumerate() {
-                let at = [&flags, &first, &second].map(|x| x.row_offset(row + i));
-                for (j, out) in out.iter_mut().enumerate() {
-                    let chosen = conditions[at[0] + j * c] != 0;
-                    *out = if chosen { yes[at[1] + j * y] } else { no[at[2] + j * n] };
-                }
+            let length = if flat { rows.len() } else { width };
+            for (i, out) in rows.chunks_exact_mut(length).enumerate() {
+                let [c, y, n] = [0, 1, 2].map(|operand| match flat {
+                    true => layouts[operand].offset() + row * strides[operand],
+                    false => layouts[operand].row_offset(row + i),
+                });
+                select(out, (&conditions[c..], strides[0]), (&yes[y..], strides[1]), (&no[n..], strides[2]));
             }
         });
     });

@@ -239,6 +239,9 @@ unary_table! {
     /// x p
     MulScalar "mul_scalar" saves Nothing: |x, p| x * p, |_s, p| p,
         cuda "x * p", "p";
+    /// x / p
+    DivScalar "div_scalar" saves Nothing: |x, p| x / p, |_s, p| R::ONE / p,
+        cuda "x / p", "A(1) / p";
     /// max(x, p), with derivative 1 where x >= p
     ClampMin "clamp_min" saves Input: |x, p| if x < p { p } else { x }, |s, p| if s >= p { R::ONE } else { R::ZERO },
         cuda "x < p ? p : x", "s >= p ? A(1) : A(0)";

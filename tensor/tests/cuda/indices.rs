@@ -1,11 +1,40 @@
 //! Reading and adding at indices, and the error of a bad one, which comes when the host waits for the GPU.
 
+use ferrotron_tensor::ops::argsort::SortOrder;
 use ferrotron_tensor::ops::index::{gather, index_add, index_select, scatter_add};
 use ferrotron_tensor::{DType, Device, ErrorKind, Result, Tensor};
 
 use crate::support::{FLOATS, assert_like_cpu, gpu, ids, random};
 
 const INDICES: [DType; 3] = [DType::U8, DType::U32, DType::I64];
+
+/// Rows within one sorted run, of a pair of runs, and of more.
+#[test]
+fn sorting_gives_what_the_cpu_gives() -> Result<()> {
+    let Some(gpu) = gpu("sorting_gives_what_the_cpu_gives")? else { return Ok(()) };
+    for (dims, dim) in
+        [(&[9][..], 0), (&[3, 300], 1), (&[600, 2], 0), (&[2, 1030], -1), (&[2, 0], 1)]
+    {
+        for order in [SortOrder::Ascending, SortOrder::Descending] {
+            for dtype in FLOATS {
+                let sorted = |device: &Device| random(device, dtype, dims, 1)?.sort(dim, order);
+                assert_like_cpu("sort", &gpu, 0.0, |device| Ok(sorted(device)?.0))?;
+                let here = sorted(&Device::cpu(1)?)?.1.to_vec::<i64>()?;
+                assert_eq!(sorted(&gpu)?.1.to_vec::<i64>()?, here, "{dtype} {dims:?} {order:?}");
+            }
+            for dtype in INDICES {
+                let places = |device: &Device| {
+                    ids(device, dtype, dims, 200)?.argsort(dim, order)?.to_vec::<i64>()
+                };
+                assert_eq!(places(&gpu)?, places(&Device::cpu(1)?)?, "{dtype} {dims:?} {order:?}");
+            }
+        }
+    }
+    let top =
+        |device: &Device| random(device, DType::F32, &[4, 700], 2)?.topk(5, 1)?.1.to_vec::<i64>();
+    assert_eq!(top(&gpu)?, top(&Device::cpu(1)?)?);
+    Ok(())
+}
 
 #[test]
 fn indexing_gives_what_the_cpu_gives() -> Result<()> {

@@ -93,6 +93,7 @@ pub fn reductions() -> Vec<OpCase> {
         row("norm", "of order 2", ROWS, |x| x[0].norm(2.0, &[-1], KeepDims::Drop)),
         row("norm", "of order 1", ROWS, |x| x[0].norm(1.0, &[-1], KeepDims::Drop)),
         row("norm", "of order 3", ROWS, |x| x[0].norm(3.0, &[-1], KeepDims::Drop)),
+        row("norm", "of order 1/2", ROWS, |x| x[0].norm(0.5, &[-1], KeepDims::Drop)),
         row("norm", "infinite", ROWS, |x| x[0].norm(f64::INFINITY, &[-1], KeepDims::Drop)),
         row("softmax", "last dim", ROWS, |x| x[0].softmax(-1)),
         row("softmax", "inner dim", CUBE, |x| x[0].softmax(1)),

@@ -1,0 +1,58 @@
+//! Whether a thread looks for NaN, and the check of a parameter's gradient before it is reduced over ranks.
+//!
+//! The mode is a value of each thread, like the recording mode.
+
+use ferrotron_tensor::ops::reduce::{KeepDims, amax};
+use ferrotron_tensor::{Error, Result, Tensor, inherited};
+
+/// The search of this thread.
+#[derive(Default)]
+struct Search {
+    detecting: bool,
+    /// The parameter whose gradient is NaN, until the engine names the operation.
+    parameter: Option<String>,
+}
+
+/// Whether this thread looks for NaN.
+pub(crate) fn detecting() -> bool {
+    inherited(|search: &mut Search| search.detecting)
+}
+
+/// Sets the mode of this thread, and returns the one before.
+pub(crate) fn set_detecting(on: bool) -> bool {
+    inherited(|search: &mut Search| std::mem::replace(&mut search.detecting, on))
+}
+
+/// The parameter that [`check_parameter`] refused last; afterwards none.
+pub(crate) fn take_nan_parameter() -> Option<String> {
+    inherited(|search: &mut Search| search.parameter.take())
+}
+
+/// Errors if this thread looks for NaN and the gradient of parameter `name` has one. Its leaf asks after each
+/// contribution, before the gradient is reduced over ranks.
+pub(crate) fn check_parameter(
+    name: &str,
+    gradient: impl FnOnce() -> Result<Option<Tensor>>,
+) -> Result<()> {
+    if !detecting() {
+        return Ok(());
+    }
+    match gradient()? {
+        Some(gradient) if is_nan(&gradient)? => {
+            inherited(|search: &mut Search| search.parameter = Some(name.to_string()));
+            let (dtype, dims) = (gradient.dtype(), gradient.dims());
+            let message = format!("the gradient of '{name}', {dtype} {dims:?}, is NaN");
+            Err(Error::value("detect_anomaly", message))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// A maximum is NaN if any element is.
+pub(crate) fn is_nan(x: &Tensor) -> Result<bool> {
+    if x.numel() == 0 || !x.dtype().is_float() {
+        return Ok(false);
+    }
+    let all: Vec<isize> = (0..x.rank() as isize).collect();
+    Ok(amax(x, &all, KeepDims::Drop)?.item()?.is_nan())
+}
