@@ -9,6 +9,8 @@ struct Attention {
     i64 ranges_row;     // elements of a batch row of them; 0 if all rows have the same
     double scale;
     double softcap;  // not 0: scores s become softcap tanh(s / softcap)
+    const A* bias;   // not null: added to the scores after that
+    i64 bias_step[3];  // its strides of batch, head and query; keys are dense
     i64 q[3], k[3], v[3], out[3], dout[3], dq[3], dk[3], dv[3];
 };
 
@@ -45,6 +47,11 @@ INLINE Range keys_of_tile(const Attention& a, i64 batch, i64 first, i64 count) {
 // A capped score; the derivative of the cap at a capped score.
 template <class Number> INLINE Number soft_cap(Number score, Number cap) { return cap * real::tanh(score / cap); }
 template <class Number> INLINE Number soft_cap_slope(Number capped, Number cap) { return Number(1) - (capped / cap) * (capped / cap); }
+
+// The bias of a score.
+INLINE A bias_of(const Attention& a, i64 batch, i64 head, i64 query, i64 key) {
+    return a.bias[batch * a.bias_step[0] + head * a.bias_step[1] + query * a.bias_step[2] + key];
+}
 
 // Dropout factors of the probabilities, 0 or `scale`: element (sample, head, query, key) of the global tensor is kept
 // if its random bits exceed `last_dropped`.

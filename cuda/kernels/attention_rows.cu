@@ -55,8 +55,11 @@ INLINE void forward(const T* q, const T* k, const T* v, T* out, A* lse, const At
         const i64 own = key + lane;
         A s = own < end ? (A)a.scale * dot(row, k + own * a.k[1], a.width) : -real::infinity<A>();
         if (cap > A(0) && own < end) s = soft_cap(s, cap);
-        const A largest = real::max(max, join_warp(s, Larger())), shrink = real::exp(max - largest);
-        const A p = real::exp(s - largest);
+        if (a.bias && own < end) s += bias_of(a, batch, head, query, own);
+        const A largest = real::max(max, join_warp(s, Larger()));
+        // Biases of minus infinity may hide every key so far.
+        const A shift = largest == -real::infinity<A>() ? A(0) : largest, shrink = real::exp(max - shift);
+        const A p = real::exp(s - shift);
         max = largest;
         sum = sum * shrink + join_warp(p, Plus());
 #pragma unroll
@@ -66,6 +69,9 @@ INLINE void forward(const T* q, const T* k, const T* v, T* out, A* lse, const At
     store_row(out + batch * a.out[0] + query * a.out[1] + head * a.out[2], result, sum > A(0) ? A(1) / sum : A(0), a.width);
     if (lane == 0) lse[(batch * a.heads + head) * a.queries + query] = sum > A(0) ? max + real::ln(sum) : -real::infinity<A>();
 }
+
+// A query whose every score is minus infinity has such an lse, too.
+INLINE A probability(A score, A lse) { return score > -real::infinity<A>() ? real::exp(score - lse) : A(0); }
 
 template <class Drops>
 INLINE void backward_queries(const T* q, const T* k, const T* v, const T* dout, const A* lse, const A* delta, T* dq, const Attention& a, Drops drops) {
@@ -92,7 +98,8 @@ INLINE void backward_queries(const T* q, const T* k, const T* v, const T* dout, 
                 s = soft_cap(s, cap);
                 slope = soft_cap_slope(s, cap);
             }
-            const A p = real::exp(s - lse[at]) * slope;
+            if (a.bias) s += bias_of(a, batch, head, query, own);
+            const A p = probability(s, lse[at]) * slope;
             const A m = drops.factor(batch, head, query, own);
             ds = p * (m * dot(dout_row, v + own * a.v[1], a.width) - delta[at]);
         }
@@ -128,7 +135,8 @@ INLINE void backward_keys(const T* q, const T* k, const T* v, const T* dout, con
                     s = soft_cap(s, cap);
                     slope = soft_cap_slope(s, cap);
                 }
-                p = real::exp(s - lse[at]);
+                if (a.bias) s += bias_of(a, batch, head, own, key);
+                p = probability(s, lse[at]);
                 const A m = drops.factor(batch, head, own, key);
                 ds = p * (m * dot(v_row, dout_head + own * a.dout[1], a.width) - delta[at]) * slope;
                 p *= m;
@@ -139,6 +147,39 @@ INLINE void backward_keys(const T* q, const T* k, const T* v, const T* dout, con
     }
     store_row(dk + batch * a.dk[0] + key * a.dk[1] + group * a.dk[2], dk_sum, (A)a.scale, a.width);
     store_row(dv + batch * a.dv[0] + key * a.dv[1] + group * a.dv[2], dv_sum, A(1), a.width);
+}
+
+// The gradient of the bias (samples, heads, queries, keys), zero before, where samples are the batch, or 1 for the sum
+// over the batch in order.
+template <class Drops>
+INLINE void backward_bias(const T* q, const T* k, const T* v, const T* dout, const A* lse, const A* delta, A* dbias, i64 samples, i64 all, const Attention& a, Drops drops) {
+    SHARED(A, rows, 2 * WARPS * MAX_WIDTH);
+    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+    const i64 query = (i64)blockIdx.x * WARPS + warp, head = blockIdx.y, sample = blockIdx.z;
+    if (query >= a.queries) return;
+    const i64 begin = samples == all ? sample : 0, end = samples == all ? sample + 1 : all;
+    const i64 group = head * a.groups / a.heads;
+    A *q_row = rows + 2 * warp * MAX_WIDTH, *dout_row = q_row + MAX_WIDTH;
+    const A cap = (A)a.softcap;
+    dbias += ((sample * a.heads + head) * a.queries + query) * a.keys;
+    for (i64 batch = begin; batch < end; batch++) {
+        const i64 at = (batch * a.heads + head) * a.queries + query;
+        const Range seen = keys_of(a, batch, query);
+        __syncwarp();  // the rows of the sample before have been read
+        keep_row(q_row, q + batch * a.q[0] + query * a.q[1] + head * a.q[2], a.width);
+        keep_row(dout_row, dout + batch * a.dout[0] + query * a.dout[1] + head * a.dout[2], a.width);
+        __syncwarp();
+        // A lane has the same keys of every sample.
+        for (i64 key = lane; key < seen.end; key += 32) {
+            if (!seen.has(key)) continue;
+            A s = (A)a.scale * dot(q_row, k + batch * a.k[0] + group * a.k[2] + key * a.k[1], a.width);
+            if (cap > A(0)) s = soft_cap(s, cap);
+            if (a.bias) s += bias_of(a, batch, head, query, key);
+            const A m = drops.factor(batch, head, query, key);
+            const A dp = m * dot(dout_row, v + batch * a.v[0] + group * a.v[2] + key * a.v[1], a.width);
+            dbias[key] += probability(s, lse[at]) * (dp - delta[at]);
+        }
+    }
 }
 
 KERNEL(128, attention_rows)(const T* q, const T* k, const T* v, T* out, A* lse, Attention a) {
@@ -165,4 +206,13 @@ KERNEL(128, attention_rows_backward_keys)
 KERNEL(128, attention_rows_backward_keys_dropout)
 (const T* q, const T* k, const T* v, const T* dout, const A* lse, const A* delta, T* dk, T* dv, Attention a, u64 key, const Step* step, u32 last_dropped, double scale, Place place) {
     backward_keys(q, k, v, dout, lse, delta, dk, dv, a, DropSome(key, step, last_dropped, scale, place));
+}
+
+KERNEL(128, attention_rows_backward_bias)
+(const T* q, const T* k, const T* v, const T* dout, const A* lse, const A* delta, A* dbias, i64 samples, i64 all, Attention a) {
+    backward_bias(q, k, v, dout, lse, delta, dbias, samples, all, a, KeepAll());
+}
+KERNEL(128, attention_rows_backward_bias_dropout)
+(const T* q, const T* k, const T* v, const T* dout, const A* lse, const A* delta, A* dbias, i64 samples, i64 all, Attention a, u64 key, const Step* step, u32 last_dropped, double scale, Place place) {
+    backward_bias(q, k, v, dout, lse, delta, dbias, samples, all, a, DropSome(key, step, last_dropped, scale, place));
 }

@@ -204,6 +204,10 @@ pub struct Attention {
     pub scale: f64,
     /// Not 0: scores s become softcap tanh(s / softcap).
     pub softcap: f64,
+    /// Address of the bias, added to the scores after that, in the accumulator type; or 0.
+    pub bias: u64,
+    /// Strides of the bias for batch, head and query; keys are dense.
+    pub bias_step: [i64; 3],
     /// Strides of the queries.
     pub q: [i64; 3],
     /// Strides of the keys.

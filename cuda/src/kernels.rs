@@ -98,6 +98,8 @@ pub const PRELUDE: &str = include_str!("../kernels/prelude.cuh");
 /// Headers of `#include` lines. Their text is substituted, so the compiler reads no files.
 const HEADERS: &[(&str, &str)] = &[
     ("attention.cuh", include_str!("../kernels/attention.cuh")),
+    ("attention_passes.cuh", include_str!("../kernels/attention_passes.cuh")),
+    ("attention_tiles.cuh", include_str!("../kernels/attention_tiles.cuh")),
     ("mma.cuh", include_str!("../kernels/mma.cuh")),
     ("philox.cuh", include_str!("../kernels/philox.cuh")),
     ("statistics.cuh", include_str!("../kernels/statistics.cuh")),
@@ -119,6 +121,7 @@ files! {
     "adamw" FLOATS [];
     "argsort" ALL [];
     "attention" HALVES [];
+    "attention_bias" HALVES [];
     "attention_rows" EXACT [];
     "cast" ALL [];
     "compare" ALL [];

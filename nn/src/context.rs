@@ -90,6 +90,9 @@ pub struct Context {
     /// The keys that the queries of each local sample may see, over all positions of the sequence: lengths of padded
     /// sequences, packed documents. Without them, a sample is one sequence.
     pub key_ranges: Option<KeyRanges>,
+    /// The positions of the memory that the local queries of each local sample may see in
+    /// [`CrossAttention`](crate::CrossAttention). Without them, all.
+    pub memory_ranges: Option<KeyRanges>,
     /// The number of draws of each random layer in this pass. Clones of the context share it, and each micro-batch has
     /// its own.
     pub calls: CallCounts,
@@ -112,6 +115,7 @@ impl Context {
             sequence: DimShard::unsharded(seq_length),
             residual: DimShard::unsharded(seq_length),
             key_ranges: None,
+            memory_ranges: None,
             calls: CallCounts::default(),
         }
     }
@@ -174,6 +178,26 @@ impl Context {
         }
         let ranges = KeyRanges::from_documents(boundaries, positions)?;
         self.with_key_ranges(ranges)
+    }
+
+    /// Tells cross-attention that the memory of this micro-batch is padded: that of sample b has `lengths[b]` positions.
+    ///
+    /// Errors unless there is a length for each local sample. Cross-attention errors if one exceeds the memory.
+    ///
+    /// ```
+    /// use ferrotron_nn::Context;
+    /// let ctx = Context::eval(2, 10).with_memory_lengths(&[7, 4])?;
+    /// assert_eq!(ctx.memory_ranges.unwrap().range(1, 0), [0, 4]);
+    /// # Ok::<(), ferrotron_tensor::Error>(())
+    /// ```
+    pub fn with_memory_lengths(self, lengths: &[usize]) -> Result<Context> {
+        let samples = self.batch.len();
+        if lengths.len() != samples {
+            let message = format!("memory lengths {lengths:?} are not of {samples} samples");
+            return Err(Error::shape("context", message));
+        }
+        let ranges = KeyRanges::from_lengths(lengths, self.sequence.len())?;
+        Ok(Context { memory_ranges: Some(ranges), ..self })
     }
 
     /// Restricts the keys that queries see to `ranges` too.

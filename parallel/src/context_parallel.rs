@@ -17,7 +17,8 @@
 use ferrotron_autograd::{Backward, Cotangents, InputGrads, Saved, Var, forward_span};
 use ferrotron_nn::{AttentionHeads, Context, DimShard, KvCache};
 use ferrotron_tensor::ops::attention::{
-    AttentionConfig, AttentionMask, attention, attention_backward, merge_attention, split_packed,
+    AttentionConfig, AttentionMask, attention, attention_backward, attention_backward_bias,
+    merge_attention, split_packed,
 };
 use ferrotron_tensor::ops::pointwise::add_assign;
 use ferrotron_tensor::{At, Error, RandomKey, Result, Tensor};
@@ -116,16 +117,22 @@ impl ContextParallel {
             return Err(Error::shape("ring_attention", message));
         }
         let qkv = heads.prepare(qkv, held.coordinates())?;
+        // For the local queries and the keys of all ranks, in the order of positions.
+        let (own, all): (Vec<usize>, Vec<usize>) =
+            (held.coordinates().collect(), (0..held.global).collect());
+        let bias = heads.position_bias(&qkv, &own, &all)?;
         let (dropout_key, ctx) = (heads.dropout_key(ctx), ctx.clone());
         let ring = Ring { group: self.group.clone(), heads: heads.clone(), ctx, dropout_key };
         let _span = forward_span("ring_attention");
-        let (out, lse) = ring.forward(qkv.value())?;
+        let (out, lse) = ring.forward(qkv.value(), bias.as_ref().map(Var::value))?;
         let &[batch, positions, heads, width] = out.dims() else {
             unreachable!("attention gives four dims")
         };
-        Var::record(&[&qkv], out.reshape(&[batch, positions, heads * width])?, || {
+        let inputs: Vec<&Var> = [&qkv].into_iter().chain(&bias).collect();
+        Var::record(&inputs, out.reshape(&[batch, positions, heads * width])?, || {
             let (out, lse) = (Saved::tensor(&out), Saved::statistic(&lse));
-            RingBackward { ring, qkv: qkv.save(), out, lse }
+            let bias = bias.as_ref().map(Var::save);
+            RingBackward { ring, qkv: qkv.save(), bias, out, lse }
         })
     }
 }
@@ -151,6 +158,8 @@ struct RingStep {
     first: usize,
     queries: usize,
     keys: usize,
+    /// The positions of these keys.
+    columns: DimShard,
     config: AttentionConfig,
 }
 
@@ -162,6 +171,28 @@ impl RingStep {
 
     fn rows(&self, x: &Tensor, dim: isize) -> Result<Tensor> {
         x.narrow(dim, self.first, self.queries)
+    }
+
+    /// The rows and columns of a bias (H, T or 1, all keys) that this step adds to its scores.
+    fn bias(&self, bias: &Tensor) -> Result<Tensor> {
+        let rows = if bias.dims()[1] == 1 { bias.clone() } else { self.rows(bias, 1)? };
+        let columns = self.columns.pieces.iter().map(|&(start, len)| rows.narrow(2, start, len));
+        let columns = columns.collect::<Result<Vec<_>>>()?;
+        Tensor::concat(&columns.iter().collect::<Vec<_>>(), 2)
+    }
+
+    /// Adds the gradient of this step's bias to that of the whole.
+    fn add_bias(&self, sum: &mut Tensor, dbias: &Tensor) -> Result<()> {
+        let (first, len) = if sum.dims()[1] == 1 { (0, 1) } else { (self.first, self.queries) };
+        let mut from = 0;
+        for &(start, size) in &self.columns.pieces {
+            let part = dbias.narrow(2, from, size)?;
+            sum.narrow_mut(1, first, len, |rows| {
+                rows.narrow_mut(2, start, size, |place| add(place, &part))
+            })?;
+            from += size;
+        }
+        Ok(())
     }
 
     /// Splits keys and values out of a block (B, S, 2G, D).
@@ -181,7 +212,8 @@ impl Ring {
         if !self.heads.is_plainly_causal(&self.ctx) {
             let block = held_by(other, ranks, own.global);
             let config = self.heads.attention_config(&self.ctx, self.dropout_key, own, &block)?;
-            return Ok(RingStep { first: 0, queries: positions, keys: positions, config });
+            let (queries, keys, columns) = (positions, positions, block);
+            return Ok(RingStep { first: 0, queries, keys, columns, config });
         }
         let (first, keys, mask) = match other.cmp(&rank) {
             Ordering::Equal => (0, positions, AttentionMask::Causal),
@@ -193,7 +225,7 @@ impl Ring {
         let key = self.dropout_key;
         let config = self.heads.attention_config(&self.ctx, key, &queries, &block)?;
         let config = AttentionConfig { mask, ..config };
-        Ok(RingStep { first, queries: positions - first, keys, config })
+        Ok(RingStep { first, queries: positions - first, keys, columns: block, config })
     }
 
     /// Starts sending `block` to the next rank and receiving the previous rank's block.
@@ -211,7 +243,7 @@ impl Ring {
         Ok((q, kv.reshape(&[batch, positions, 2 * groups, width])?))
     }
 
-    fn forward(&self, packed: &Tensor) -> Result<(Tensor, Tensor)> {
+    fn forward(&self, packed: &Tensor, bias: Option<&Tensor>) -> Result<(Tensor, Tensor)> {
         let (q, mut block) = self.split(packed)?;
         let &[batch, positions, heads, _] = q.dims() else {
             unreachable!("queries have four dims")
@@ -229,7 +261,9 @@ impl Ring {
             let turn = self.step(step)?;
             if turn.sees_keys() {
                 let (k, v) = turn.keys_and_values(&block)?;
-                let (part, part_lse) = attention(&turn.rows(&q, 1)?, &k, &v, &turn.config)?;
+                let bias = bias.map(|bias| turn.bias(bias)).transpose()?;
+                let config = AttentionConfig { bias, ..turn.config.clone() };
+                let (part, part_lse) = attention(&turn.rows(&q, 1)?, &k, &v, &config)?;
                 merge_attention((&mut out, &mut lse), turn.first, (&part, &part_lse))?;
             }
             if let Some(next) = next {
@@ -239,12 +273,13 @@ impl Ring {
         Ok((out.cast(q.dtype())?, lse))
     }
 
-    /// The gradient of the packed projection.
+    /// The gradient of the packed projection; that of the bias is added to `dbias`, if there is one.
     fn backward(
         &self,
         dout: &Tensor,
-        packed: &Tensor,
+        (packed, bias): (&Tensor, Option<&Tensor>),
         (out, lse): (&Tensor, &Tensor),
+        mut dbias: Option<&mut Tensor>,
     ) -> Result<Tensor> {
         let (q, mut block) = self.split(packed)?;
         let acc = q.dtype().accumulator();
@@ -262,12 +297,16 @@ impl Ring {
             };
             if turn.sees_keys() {
                 let (k, v) = turn.keys_and_values(&block)?;
-                let (dq, dk, dv) = attention_backward(
-                    &turn.rows(&dout, 1)?,
-                    (&turn.rows(&q, 1)?, &k, &v),
-                    (&turn.rows(out, 1)?, &turn.rows(lse, 2)?),
-                    &turn.config,
-                )?;
+                let bias = bias.map(|bias| turn.bias(bias)).transpose()?;
+                let config = AttentionConfig { bias, ..turn.config.clone() };
+                let (dout, q) = (turn.rows(&dout, 1)?, turn.rows(&q, 1)?);
+                let (out, lse) = (turn.rows(out, 1)?, turn.rows(lse, 2)?);
+                let (operands, saved) = ((&q, &k, &v), (&out, &lse));
+                let (dq, dk, dv) = attention_backward(&dout, operands, saved, &config)?;
+                if let Some(sum) = dbias.as_deref_mut() {
+                    let part = attention_backward_bias(&dout, operands, saved, &config)?;
+                    turn.add_bias(sum, &part)?;
+                }
                 dq_sum.narrow_mut(1, turn.first, turn.queries, |sum| add(sum, &dq))?;
                 let groups = dk.dims()[2];
                 sum.narrow_mut(1, 0, turn.keys, |sum| {
@@ -298,6 +337,7 @@ fn add(sum: &mut Tensor, part: &Tensor) -> Result<()> {
 struct RingBackward {
     ring: Ring,
     qkv: Saved,
+    bias: Option<Saved>,
     out: Saved,
     lse: Saved,
 }
@@ -308,12 +348,18 @@ impl Backward for RingBackward {
     }
 
     fn saved(&self) -> Vec<Tensor> {
-        [&self.qkv, &self.out, &self.lse].into_iter().filter_map(Saved::resident_tensor).collect()
+        let kept = [&self.qkv, &self.out, &self.lse].into_iter().chain(&self.bias);
+        kept.filter_map(Saved::resident_tensor).collect()
     }
 
     fn backward(self: Box<Self>, dy: Cotangents, dx: &mut InputGrads) -> Result<()> {
-        let RingBackward { ring, qkv, out, lse } = *self;
-        let kept = (&out.value()?, &lse.value()?);
-        dx.accumulate(0, ring.backward(&dy.single()?, &qkv.value()?, kept)?)
+        let RingBackward { ring, qkv, bias, out, lse } = *self;
+        let (kept, bias) = ((&out.value()?, &lse.value()?), bias.map(|x| x.value()).transpose()?);
+        let trained = bias.as_ref().filter(|_| dx.needs_input_grad(1));
+        let zeros = |x: &Tensor| Tensor::zeros(x.device(), x.dtype().accumulator(), x.dims());
+        let mut dbias = trained.map(zeros).transpose()?;
+        let operands = (&qkv.value()?, bias.as_ref());
+        dx.accumulate(0, ring.backward(&dy.single()?, operands, kept, dbias.as_mut())?)?;
+        dbias.map_or(Ok(()), |dbias| dx.accumulate(1, dbias))
     }
 }

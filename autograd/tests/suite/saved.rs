@@ -175,6 +175,10 @@ fn attention_keeps_operands_result_and_log_sum_exp() -> Result<()> {
     let qkv = computed(&device, &[b, t, (h + 2 * g) * d])?;
     assert_eq!(packed_attention(&qkv, h, g, &config)?.saved_bytes(), want);
     assert_eq!(packed_attention(&qkv, h, g, &masked)?.saved_bytes(), want);
+    // A bias is kept with the dims that it has.
+    let bias = Tensor::zeros(&device, DType::F32, &[h, 1, t])?;
+    let biased = AttentionConfig { bias: Some(bias), ..config };
+    assert_eq!(attention(&q, &k, &v, &biased)?.saved_bytes(), want + h * t * F);
     Ok(())
 }
 

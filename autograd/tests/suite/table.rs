@@ -7,7 +7,9 @@ mod methods;
 use std::sync::Arc;
 
 use ferrotron_autograd::Var;
-use ferrotron_autograd::ops::attention::{attention, packed_attention};
+use ferrotron_autograd::ops::attention::{
+    attention, attention_with_bias, packed_attention, packed_attention_with_bias,
+};
 use ferrotron_autograd::ops::linear_cross_entropy::{HeadVars, PendingGradient, VocabParallelComm};
 use ferrotron_autograd::ops::pointwise::{binary, unary};
 use ferrotron_tensor::ops::attention::AttentionMask;
@@ -129,6 +131,19 @@ const GROUPED: &[Shapes] = &[
     &[&[1, 2, 4, 2], &[1, 5, 1, 2], &[1, 5, 1, 2]],
     &[&[0, 3, 4, 2], &[0, 3, 2, 2], &[0, 3, 2, 2]],
 ];
+/// Grouped, with a bias in each way of broadcasting.
+const BIASED: &[Shapes] = &[
+    &[&[2, 3, 4, 2], &[2, 3, 2, 2], &[2, 3, 2, 2], &[4, 3, 3]],
+    &[&[2, 2, 2, 2], &[2, 4, 1, 2], &[2, 4, 1, 2], &[2, 2, 2, 4]],
+    &[&[2, 2, 2, 2], &[2, 4, 1, 2], &[2, 4, 1, 2], &[2, 1, 1, 4]],
+    &[&[1, 2, 4, 2], &[1, 5, 1, 2], &[1, 5, 1, 2], &[4, 1, 5]],
+    &[&[1, 2, 1, 2], &[1, 2, 1, 2], &[1, 2, 1, 2], &[2]],
+    &[&[0, 3, 4, 2], &[0, 3, 2, 2], &[0, 3, 2, 2], &[4, 3, 3]],
+    &[&[1, 0, 2, 2], &[1, 3, 2, 2], &[1, 3, 2, 2], &[2, 1, 3]],
+];
+/// Four heads, two groups, with a bias.
+const PACKED_BIASED: &[Shapes] =
+    &[&[&[2, 3, 16], &[3, 3]], &[&[1, 1, 8], &[1, 1]], &[&[0, 3, 16], &[3, 3]]];
 /// Two heads, two groups.
 const PACKED: &[Shapes] =
     &[&[&[1, 3, 12]], &[&[2, 2, 6]], &[&[1, 1, 6]], &[&[0, 3, 12]], &[&[1, 0, 12]]];
@@ -267,6 +282,11 @@ fn losses_and_attention() -> Vec<OpCase> {
     let restricted = |mask: AttentionMask, options: [bool; 3]| {
         move |x: &[Var]| attention(&x[0], &x[1], &x[2], &restricted(x, mask, options)?)
     };
+    let biased = |mask: AttentionMask, options: [bool; 3]| {
+        move |x: &[Var]| {
+            attention_with_bias(&x[0], &x[1], &x[2], &x[3], &self::restricted(x, mask, options)?)
+        }
+    };
     let packed = |heads: usize, groups: usize, dropout: f64| {
         move |x: &[Var]| {
             let [b, t] = [x[0].dims()[0], x[0].dims()[1]];
@@ -313,6 +333,22 @@ fn losses_and_attention() -> Vec<OpCase> {
             GROUPED,
             restricted(AttentionMask::Causal, [true, true, true]),
         ),
+        row(
+            "attention_with_bias",
+            "all keys",
+            BIASED,
+            biased(AttentionMask::None, [false, false, false]),
+        ),
+        row(
+            "attention_with_bias",
+            "all options",
+            BIASED,
+            biased(AttentionMask::Causal, [true, true, true]),
+        ),
+        row("packed_attention_with_bias", "", PACKED_BIASED, |x| {
+            let config = scores(AttentionMask::Causal, 0.0, &[], 2)?;
+            packed_attention_with_bias(&x[0], &x[1], 4, 2, &config)
+        }),
         row("packed_attention", "multi-head", PACKED, packed(2, 2, 0.0)),
         row("packed_attention", "grouped", PACKED_GROUPED, packed(4, 2, 0.0)),
         row("packed_attention", "grouped, dropout", PACKED_GROUPED, packed(4, 2, 0.3)),

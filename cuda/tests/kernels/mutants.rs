@@ -61,6 +61,12 @@ const MUTANTS: &[Mutant] = mutants! {
     window_one_key_wider in "attention": " start = position + 1 - a.window" => " start = position - a.window";
     ranges_of_another_row in "attention": "a.ranges + batch * a.ranges_row" => "a.ranges";
     end_of_the_range_seen in "attention_rows": "end = own[1];" => "end = own[1] + 1;";
+    bias_of_the_first_head in "attention_bias": "head * a.bias_step[1]" => "a.bias_step[1]";
+    bias_with_the_slope_of_the_cap in "attention_bias": "KEYS / 8, false>" => "KEYS / 8, true>";
+    bias_of_the_last_sample_only in "attention_bias": "sum[n][e] += dp[n][e]" => "sum[n][e] = dp[n][e]";
+    bias_that_hides_all in "attention_rows":
+        "score > -real::infinity<A>() ? real::exp(score - lse) : A(0)" => "real::exp(score - lse)";
+    samples_of_the_bias_forgotten in "attention_rows": "dbias[key] += prob" => "dbias[key] = prob";
     cap_without_its_slope in "attention": "(dp[n][e] * m - delta) * slope" => "(dp[n][e] * m - delta)";
     first_tile_of_queries_forgotten in "attention": "begin / QUERIES * QUERIES" => "(begin / QUERIES + 1) * QUERIES";
     wrong_group in "attention": "head * a.groups / a.heads" => "head % a.groups";

@@ -37,6 +37,16 @@ pub fn random(dtype: DType, dims: &[usize], seed: u64) -> Tensor {
     tensor(dtype, dims, &values(dims.iter().product(), seed))
 }
 
+/// A bias of attention scores that hides every fifth key, and every key of some queries if it has a row for each.
+pub fn hiding(dtype: DType, dims: &[usize]) -> Tensor {
+    let (rows, keys) = (dims[dims.len() - 2], dims[dims.len() - 1]);
+    let list = values(dims.iter().product(), 9).into_iter().enumerate().map(|(i, x)| {
+        let hidden = i % keys % 5 == 3 || rows > 1 && i / keys % rows % 9 == 4;
+        if hidden { f64::NEG_INFINITY } else { x }
+    });
+    tensor(dtype, dims, &list.collect::<Vec<_>>())
+}
+
 /// The elements in row-major order.
 pub fn bytes(x: &Tensor) -> Vec<u8> {
     dispatch_any!(x.dtype(), T => bytemuck::cast_slice(&x.to_vec::<T>().unwrap()).to_vec())

@@ -2,7 +2,7 @@
 
 use ferrotron_tensor::ops::attention::AttentionMask;
 
-use crate::{Bias, Init};
+use crate::{Bias, Init, PositionBias};
 
 /// Configuration of an [`Attention`](crate::Attention).
 ///
@@ -38,6 +38,8 @@ pub struct AttentionConfig {
     pub rotary_base: Option<f64>,
     /// Elements of a head, from the first on, that are rotated: all, or fewer (GPT-NeoX).
     pub rotary_dim: Option<usize>,
+    /// Bias of the scores by the distance of query and key: ALiBi, or T5's relative positions.
+    pub position_bias: Option<PositionBias>,
     /// RMSNorm of each head's queries and of its keys, before the rotation, with a weight of D for all heads. The
     /// number is added to the mean of the squares (Qwen 3).
     pub qk_norm: Option<f64>,
@@ -69,6 +71,7 @@ impl AttentionConfig {
             qkv_bias: None,
             rotary_base: None,
             rotary_dim: None,
+            position_bias: None,
             qk_norm: None,
             dropout: 0.0,
             init,

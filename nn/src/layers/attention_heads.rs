@@ -2,7 +2,7 @@
 //! rank that holds some of the heads needs no communication.
 
 use ferrotron_autograd::Var;
-use ferrotron_autograd::ops::attention::packed_attention;
+use ferrotron_autograd::ops::attention::{packed_attention, packed_attention_with_bias};
 use ferrotron_autograd::ops::concat::concat;
 use ferrotron_tensor::ops::attention::{
     AttentionConfig as Scores, AttentionDropout, AttentionMask, KeyRanges, attention, split_packed,
@@ -11,7 +11,11 @@ use ferrotron_tensor::ops::rotary::RotaryTable;
 use ferrotron_tensor::{At, Error, RandomKey, Result, ShardSpec};
 use std::ops::Range;
 
-use crate::{AttentionConfig, Axis, Context, DimShard, KvCache, Mode, Module, RmsNorm, Scope};
+use crate::layers::position_bias::BiasPlace;
+use crate::{
+    AttentionConfig, Axis, Context, DimShard, KvCache, Mode, Module, Param, PositionBias, RmsNorm,
+    Scope, WeightDecay,
+};
 
 /// A shard of the query heads of an attention layer, with the key and value heads that they share.
 #[derive(Debug, Clone, Module)]
@@ -21,6 +25,8 @@ pub struct AttentionHeads {
     local_heads: Range<usize>,
     q_norm: Option<RmsNorm>,
     k_norm: Option<RmsNorm>,
+    /// Relative positions: a number for each bucket and query head of the layer.
+    relative: Option<Param>,
 }
 
 impl AttentionHeads {
@@ -66,19 +72,33 @@ impl AttentionHeads {
             return refuse(format!("heads {held:?} of {heads} are not whole groups of {shared}"));
         }
         // Each rank's gradient comes from its own heads.
-        let norms = match held.len() < heads {
+        let shared_by_ranks = match held.len() < heads {
             true => {
                 scope.clone().replicated_along(Axis::Tensor).with_partial_gradients(Axis::Tensor)
             }
             false => scope.clone(),
         };
-        let norm = |name| config.qk_norm.map(|eps| RmsNorm::new(&norms.child(name), head_dim, eps));
+        if let Some(bias) = config.position_bias {
+            bias.check(config.mask == AttentionMask::Causal).at(scope.path())?;
+        }
+        let relative = match config.position_bias {
+            Some(PositionBias::Relative { buckets, .. }) => {
+                let (dims, init) = ([buckets, heads], config.init);
+                let weight = shared_by_ranks.param("relative_bias", &dims, init, WeightDecay::Off);
+                Some(weight.as_embedding())
+            }
+            _ => None,
+        };
+        let norm = |name| {
+            config.qk_norm.map(|eps| RmsNorm::new(&shared_by_ranks.child(name), head_dim, eps))
+        };
         Ok(AttentionHeads {
             path: scope.path().to_string(),
             config: *config,
             local_heads: held,
             q_norm: norm("q_norm"),
             k_norm: norm("k_norm"),
+            relative,
         })
     }
 
@@ -111,7 +131,11 @@ impl AttentionHeads {
         let (heads, groups) = (self.heads(), self.groups());
         let Some(cache) = cache else {
             let qkv = self.prepare(qkv, ctx.sequence.coordinates())?;
-            return packed_attention(&qkv, heads, groups, &scores); // (B, T, H D)
+            let positions: Vec<usize> = ctx.sequence.coordinates().collect();
+            return match self.position_bias(&qkv, &positions, &positions)? {
+                Some(bias) => packed_attention_with_bias(&qkv, &bias, heads, groups, &scores),
+                None => packed_attention(&qkv, heads, groups, &scores),
+            }; // (B, T, H D)
         };
         let option = match (self.config.mask, &ctx.key_ranges) {
             (AttentionMask::None, _) => Some("attention that is not causal"),
@@ -123,6 +147,9 @@ impl AttentionHeads {
             return Err(Error::config("attention", message));
         }
         let positions = qkv.value().dim(1)?;
+        let keys: Vec<usize> = (0..cache.len() + positions).collect();
+        let bias = self.position_bias(&qkv, &keys[cache.len()..], &keys)?;
+        let scores = Scores { bias: bias.map(Var::into_value), ..scores };
         let qkv = self.prepare(qkv, cache.len()..cache.len() + positions)?;
         // (B, T, H, D), (B, T, G, D) twice
         let (q, k, v) = split_packed(qkv.value(), heads, groups)?;
@@ -158,6 +185,21 @@ impl AttentionHeads {
             by_head = by_head.rotary(&table, heads + groups)?;
         }
         by_head.reshape(&packed)
+    }
+
+    /// The bias of the scores of queries at these positions with keys at these, (H, T, S) or (H, 1, S) of the local heads;
+    /// `None` without one. `qkv` gives device and dtype.
+    pub fn position_bias(
+        &self,
+        qkv: &Var,
+        queries: &[usize],
+        keys: &[usize],
+    ) -> Result<Option<Var>> {
+        let Some(bias) = self.config.position_bias else { return Ok(None) };
+        let (heads, held) = (self.config.heads, self.local_heads.clone());
+        let causal = self.config.mask == AttentionMask::Causal;
+        let place = BiasPlace { heads, held, causal, queries, keys };
+        bias.bias(self.relative.as_ref(), (qkv.device(), qkv.dtype()), &place).map(Some)
     }
 
     /// The random stream of dropout in the next call of this layer; `None` without dropout.

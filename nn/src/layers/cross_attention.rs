@@ -2,13 +2,14 @@
 
 use ferrotron_autograd::Var;
 use ferrotron_autograd::ops::attention::attention;
-use ferrotron_tensor::ops::attention::AttentionMask;
+use ferrotron_tensor::ops::attention::{AttentionConfig as Scores, AttentionMask, KeyRanges};
 use ferrotron_tensor::{At, Error, Result};
 
 use crate::{AttentionConfig, AttentionHeads, Context, DimShard, Linear, Module, Scope};
 
 /// Cross-attention, softmax(q k^T / sqrt(D)) v with q from x, and k and v from a memory. It is the decoder's second
-/// attention of Vaswani et al., arXiv 1706.03762. Every query sees all positions of the memory.
+/// attention of Vaswani et al., arXiv 1706.03762. Every query sees all positions of the memory, or those within the
+/// lengths of a padded memory ([`Context::with_memory_lengths`]).
 ///
 /// It has three linear layers. `q` maps C to H D, `kv` maps the width of the memory to 2 G D (key heads, then value
 /// heads), and `proj` maps H D back to C.
@@ -51,6 +52,7 @@ impl CrossAttention {
         for (given, what, field) in [
             (config.rotary_base.is_some(), "rotary positions", "rotary_base"),
             (config.window.is_some(), "window", "window"),
+            (config.position_bias.is_some(), "bias by position", "position_bias"),
             (config.qk_norm.is_some(), "norms of queries and keys", "qk_norm"),
         ] {
             if given {
@@ -72,14 +74,14 @@ impl CrossAttention {
 
     /// x (B, T, C) and memory (B, S, memory width) -> (B, T, C).
     ///
-    /// Errors if the two have other dims.
+    /// Errors if the two have other dims, or a length of the memory exceeds S.
     pub fn forward(&self, ctx: &Context, x: &Var, memory: &Var) -> Result<Var> {
         let (q, kv) = (self.q.forward(x)?, self.kv.forward(memory)?); // (B, T, H D), (B, S, 2 G D)
-        let y = self.attend(ctx, &q, &kv).at(self.heads.path())?; // (B, T, H D)
+        let y = self.attend(ctx, &q, &kv, memory.dims()).at(self.heads.path())?; // (B, T, H D)
         self.proj.forward(&y)
     }
 
-    fn attend(&self, ctx: &Context, q: &Var, kv: &Var) -> Result<Var> {
+    fn attend(&self, ctx: &Context, q: &Var, kv: &Var, memory_dims: &[usize]) -> Result<Var> {
         let (&[batch, queries, width], &[memories, keys, both]) = (q.dims(), kv.dims()) else {
             let message =
                 format!("needs (B, T, C) and (B, S, ..), got {:?}, {:?}", q.dims(), kv.dims());
@@ -101,6 +103,14 @@ impl CrossAttention {
         // Key lengths and documents of the context are those of x.
         let whole = Context { key_ranges: None, ..ctx.clone() };
         let scores = self.heads.attention_config(&whole, dropout, &ctx.sequence, &memory)?;
+        let length = ctx.memory_ranges.as_ref().map_or(0, KeyRanges::end);
+        if length > keys {
+            let message = format!(
+                "a memory length of {length} exceeds the {keys} positions of the memory {memory_dims:?}"
+            );
+            return Err(Error::shape("cross_attention", message));
+        }
+        let scores = Scores { ranges: ctx.memory_ranges.clone(), ..scores };
         attention(&q, &k, &v, &scores)?.reshape(&[batch, queries, width])
     }
 }

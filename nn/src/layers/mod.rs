@@ -10,3 +10,4 @@ pub(crate) mod kv_cache;
 pub(crate) mod linear;
 pub(crate) mod mlp;
 pub(crate) mod norm;
+pub(crate) mod position_bias;

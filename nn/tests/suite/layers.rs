@@ -1,35 +1,33 @@
 //! Checks every layer by finite differences over its input and all its parameters. Results do not depend on the
 //! division of a batch or on feeding a sequence in parts.
 
-use ferrotron_autograd::ops::concat::concat;
 use ferrotron_autograd::{GradcheckOptions, Leaf, Var, checkpoint, gradcheck_leaves};
 use ferrotron_nn::{
-    Activation, Attention, AttentionConfig, AttentionMask, Bias, Context, CrossAttention, Dropout,
-    Embedding, Init, KvCache, LayerNorm, Linear, Mlp, MlpConfig, Mode, Module, Norm, RmsNorm,
-    Scope,
+    Activation, Attention, AttentionConfig, AttentionMask, Bias, Context, Dropout, Embedding, Init,
+    KvCache, LayerNorm, Linear, Mlp, MlpConfig, Mode, Module, Norm, RmsNorm, Scope,
 };
 use ferrotron_tensor::ops::random;
 use ferrotron_tensor::{DType, Device, RandomKey, Result, ShardSpec, Tensor};
 
 /// Batch, positions, width.
-const DIMS: [usize; 3] = [2, 3, 4];
+pub const DIMS: [usize; 3] = [2, 3, 4];
 const NORMAL: Init = Init::Normal { std: 0.5 };
 
-fn scope(device: &Device) -> Scope {
+pub fn scope(device: &Device) -> Scope {
     Scope::new(device, DType::F64, 1234)
 }
 
-fn normal(device: &Device, dims: &[usize], site: &str) -> Result<Tensor> {
+pub fn normal(device: &Device, dims: &[usize], site: &str) -> Result<Tensor> {
     let key = RandomKey::new(99, 0, site);
     random::normal(device, DType::F64, &ShardSpec::unsharded(dims), &key, 0.0, 0.7)
 }
 
-fn context(mode: Mode) -> Context {
+pub fn context(mode: Mode) -> Context {
     Context::new(7, 3, mode, DIMS[0], DIMS[1])
 }
 
 /// Checks `f` over an input of dims [`DIMS`] and the parameters of `layer`; none of them is zero or one.
-fn check(device: &Device, layer: &dyn Module, f: impl Fn(&Var) -> Result<Var>) -> Result<()> {
+pub fn check(device: &Device, layer: &dyn Module, f: impl Fn(&Var) -> Result<Var>) -> Result<()> {
     let x = Leaf::new("x", normal(device, &DIMS, "x")?);
     let mut leaves = vec![x.clone()];
     for param in layer.params() {
@@ -80,7 +78,7 @@ fn every_mlp() -> Result<()> {
     Ok(())
 }
 
-fn attention_config(groups: usize, rotary_base: Option<f64>, dropout: f64) -> AttentionConfig {
+pub fn attention_config(groups: usize, rotary_base: Option<f64>, dropout: f64) -> AttentionConfig {
     AttentionConfig {
         groups,
         head_dim: 2,
@@ -340,62 +338,5 @@ fn layers_refuse_what_does_not_fit_and_say_where() -> Result<()> {
     assert!(
         message(Embedding::new(&scope.child("wte"), 0, 4, NORMAL).map(drop)).contains("0 rows")
     );
-    Ok(())
-}
-
-/// Gradients of both sequences, and the values of a composition: softmax(q k^T / sqrt(D)) v by head.
-#[test]
-fn cross_attention_sees_all_of_another_sequence() -> Result<()> {
-    let device = Device::cpu(1)?;
-    let memory = Leaf::new("memory", normal(&device, &[2, 5, 3], "memory")?);
-    for groups in [4, 2, 1] {
-        let config = attention_config(groups, None, 0.0);
-        let cross = CrossAttention::new(&scope(&device).child("cross"), &config, 3)?;
-        let ctx = context(Mode::Train);
-        check(&device, &cross, |x| cross.forward(&ctx, x, &memory.var()?))?;
-        gradcheck_leaves(
-            || {
-                let x = Var::constant(normal(&device, &DIMS, "x")?);
-                cross.forward(&ctx, &x, &memory.var()?)
-            },
-            std::slice::from_ref(&memory),
-            &GradcheckOptions::default(),
-        )?;
-        let x = Var::constant(normal(&device, &DIMS, "x")?);
-        let params = cross.params();
-        let linear = |x: &Var, i: usize| x.linear(&params[i].var()?, Some(&params[i + 1].var()?));
-        let (q, kv) = (linear(&x, 0)?, linear(&memory.var()?, 2)?);
-        let mut heads = Vec::new();
-        for head in 0..4 {
-            let group = head * groups / 4;
-            let q = q.narrow(2, 2 * head, 2)?;
-            let (k, v) = (kv.narrow(2, 2 * group, 2)?, kv.narrow(2, 2 * (groups + group), 2)?);
-            let scores = q.matmul(&k.transpose(1, 2)?)?.mul_scalar(0.5_f64.sqrt())?;
-            heads.push(scores.softmax(-1)?.matmul(&v)?);
-        }
-        let want = linear(&concat(&heads.iter().collect::<Vec<_>>(), 2)?, 4)?.value().to_f64()?;
-        let got = cross.forward(&ctx, &x, &memory.var()?)?.value().to_f64()?;
-        let far = got.iter().zip(&want).any(|(got, want)| (got - want).abs() > 1e-13);
-        assert!(!far, "{groups} groups: {got:?}, {want:?}");
-    }
-    Ok(())
-}
-
-#[test]
-fn cross_attention_drops_weights_and_refuses_what_does_not_fit() -> Result<()> {
-    let device = Device::cpu(1)?;
-    let var = |dims: &[usize]| normal(&device, dims, "x").map(Var::constant);
-    let scope = scope(&device).child("cross");
-    let cross = CrossAttention::new(&scope, &attention_config(2, None, 0.5), 3)?;
-    let run =
-        |mode| cross.forward(&context(mode), &var(&DIMS)?, &var(&[2, 5, 3])?)?.value().to_f64();
-    assert_eq!(run(Mode::Train)?, run(Mode::Train)?);
-    assert_ne!(run(Mode::Train)?, run(Mode::Eval)?);
-    let rotary = CrossAttention::new(&scope, &attention_config(2, Some(100.0), 0.0), 3);
-    let error = rotary.unwrap_err().to_string();
-    assert!(error.starts_with("cross: cross_attention: cross-attention has no rotary"), "{error}");
-    let error = cross.forward(&context(Mode::Eval), &var(&DIMS)?, &var(&[1, 5, 3])?).unwrap_err();
-    let shown = "cross: cross_attention: 2 samples attend to the memory of 1";
-    assert_eq!(error.to_string(), shown);
     Ok(())
 }

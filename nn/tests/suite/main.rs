@@ -5,6 +5,7 @@ extern crate ferrotron_nn as ferrotron;
 
 mod adafactor;
 mod adafactor_reference;
+mod cross_attention;
 mod derive;
 mod freeze;
 mod gradients;
@@ -14,6 +15,7 @@ mod losses;
 mod mixed_precision;
 mod muon;
 mod optimizers;
+mod position_bias;
 mod refused_steps;
 mod rules;
 mod sharding;

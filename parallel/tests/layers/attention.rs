@@ -4,6 +4,7 @@
 use ferrotron_autograd::{CallCounts, Leaf, Var, WeightGrads, backward, checkpoint};
 use ferrotron_nn::{
     Attention, AttentionConfig, AttentionHeads, AttentionMask, Bias, Context, Init, KvCache, Mode,
+    PositionBias,
 };
 use ferrotron_parallel::context_parallel::ContextParallel;
 use ferrotron_parallel::tensor_parallel::{ParallelAttention, TensorParallel};
@@ -113,6 +114,23 @@ fn every_part_of_the_heads_in_every_layout() -> Result<()> {
         ..config(4, 2, 0.1)
     };
     check((2, 32), &config, &[(2, 0, 1), (2, 1, 1), (2, 0, 2), (2, 1, 2), (1, 0, 4)])
+}
+
+/// Biases by distance: slopes of heads, and trained buckets, whose gradients come from heads and positions of all ranks.
+#[test]
+fn position_biases_in_every_layout() -> Result<()> {
+    let layouts = [(2, 0, 1), (2, 1, 1), (2, 0, 2), (1, 0, 2), (1, 0, 4)];
+    let relative = PositionBias::Relative { buckets: 8, max_distance: 12 };
+    let documents = [vec![0, 3, 17, 18, 32], vec![0, 20, 29]];
+    for bias in [PositionBias::Alibi, relative] {
+        for mask in [AttentionMask::Causal, AttentionMask::None] {
+            let config = AttentionConfig { mask, position_bias: Some(bias), ..config(4, 2, 0.1) };
+            check((2, 32), &config, &layouts)?;
+            let config = AttentionConfig { window: Some(13), softcap: Some(1.5), ..config };
+            check_restricted((2, 32), &config, &layouts, |ctx| ctx.with_documents(&documents))?;
+        }
+    }
+    Ok(())
 }
 
 /// In 16 bits the ring rounds each block's result once; sums over the ring are made in f32.

@@ -1,111 +1,20 @@
 //! Launches attention: tensor cores for 16-bit types, one warp per row for f32 and f64.
 
+mod kernels;
+
 use ferrotron_cuda::arguments::Attention;
 
+use self::kernels::{AttentionKernels, Pass, ROWS};
 use super::kernel::{Kernel, kernel};
 use crate::ops::attention::config::{AttentionConfig, AttentionDropout, AttentionMask};
-use crate::ops::attention::operands::{Operands, Shape};
+use crate::ops::attention::operands::{Operands, Shape, bias_view};
 use crate::ops::random::last_dropped;
 use crate::{DType, Error, Result, Tensor};
 
 /// Threads of an attention block.
 const BLOCK: [usize; 3] = [128, 1, 1];
-/// Rows of a tensor-core tile.
-const ROWS: usize = 64;
 /// Threads of a block that computes row sums, one warp per row.
 const SUMS: usize = 256;
-
-/// The kernel family for a call.
-#[derive(Clone, Copy)]
-enum AttentionKernels {
-    /// Tensor cores, for head dims of at most this many elements.
-    Tiles(usize),
-    /// One warp per row.
-    Rows,
-}
-
-impl AttentionKernels {
-    fn new(op: &'static str, dtype: DType, width: usize) -> Result<AttentionKernels> {
-        let (kernels, most) = match (dtype, width) {
-            (DType::BF16 | DType::F16, 0..=64) => (AttentionKernels::Tiles(64), 128),
-            (DType::BF16 | DType::F16, _) => (AttentionKernels::Tiles(128), 128),
-            _ => (AttentionKernels::Rows, 256),
-        };
-        match width <= most {
-            true => Ok(kernels),
-            false => Err(Error::shape(
-                op,
-                format!("a GPU takes heads of at most {most} elements in {dtype}, got {width}"),
-            )),
-        }
-    }
-
-    fn file(self) -> &'static str {
-        match self {
-            AttentionKernels::Tiles(_) => "attention",
-            AttentionKernels::Rows => "attention_rows",
-        }
-    }
-
-    /// Number of blocks for `rows` queries or keys.
-    fn blocks(self, rows: usize) -> usize {
-        match self {
-            AttentionKernels::Tiles(_) => rows.div_ceil(ROWS),
-            AttentionKernels::Rows => rows.div_ceil(4),
-        }
-    }
-
-    /// Bytes of shared memory for `rows` rows of a tile; each row is padded by 8 elements.
-    fn shared(self, rows: usize) -> usize {
-        match self {
-            AttentionKernels::Tiles(width) => rows * (width + 8) * 2,
-            AttentionKernels::Rows => 0,
-        }
-    }
-
-    /// The kernel of `pass` for these heads, with or without dropout.
-    fn name(self, pass: Pass, dropout: Option<&AttentionDropout>) -> &'static str {
-        let [plain, dropping] = match (self, pass) {
-            (AttentionKernels::Tiles(64), Pass::Forward) => {
-                ["attention_64", "attention_dropout_64"]
-            }
-            (AttentionKernels::Tiles(_), Pass::Forward) => {
-                ["attention_128", "attention_dropout_128"]
-            }
-            (AttentionKernels::Tiles(64), Pass::Queries) => {
-                ["attention_backward_queries_64", "attention_backward_queries_dropout_64"]
-            }
-            (AttentionKernels::Tiles(_), Pass::Queries) => {
-                ["attention_backward_queries_128", "attention_backward_queries_dropout_128"]
-            }
-            (AttentionKernels::Tiles(64), Pass::Keys) => {
-                ["attention_backward_keys_64", "attention_backward_keys_dropout_64"]
-            }
-            (AttentionKernels::Tiles(_), Pass::Keys) => {
-                ["attention_backward_keys_128", "attention_backward_keys_dropout_128"]
-            }
-            (AttentionKernels::Rows, Pass::Forward) => ["attention_rows", "attention_rows_dropout"],
-            (AttentionKernels::Rows, Pass::Queries) => {
-                ["attention_rows_backward_queries", "attention_rows_backward_queries_dropout"]
-            }
-            (AttentionKernels::Rows, Pass::Keys) => {
-                ["attention_rows_backward_keys", "attention_rows_backward_keys_dropout"]
-            }
-        };
-        if dropout.is_some() { dropping } else { plain }
-    }
-}
-
-/// A pass of attention, named by its outputs.
-#[derive(Clone, Copy)]
-enum Pass {
-    /// out and lse.
-    Forward,
-    /// dq.
-    Queries,
-    /// dk and dv.
-    Keys,
-}
 
 /// A call, with its operands in the form the kernels take.
 struct AttentionLaunch<'a> {
@@ -118,6 +27,7 @@ struct AttentionLaunch<'a> {
     dropout: Option<&'a AttentionDropout>,
     /// Held until the launch; the arguments have its address.
     _ranges: Option<Tensor>,
+    _bias: Option<Tensor>,
     a: Attention,
 }
 
@@ -143,6 +53,7 @@ impl<'a> AttentionLaunch<'a> {
             Some(ranges) if ranges.rows() > 1 => 2 * ranges.queries(),
             _ => 0,
         };
+        let bias = bias_view(shape, operands[0].dtype().accumulator(), config)?;
         let window = config.window.filter(|&window| window < queries + keys).unwrap_or(0);
         let a = Attention {
             queries: queries as i64,
@@ -156,30 +67,33 @@ impl<'a> AttentionLaunch<'a> {
             ranges_row: ranges_row as i64,
             scale: config.scale,
             softcap: config.softcap.unwrap_or(0.0),
+            bias: bias.as_ref().map_or(0, Tensor::address),
+            bias_step: bias.as_ref().map_or([0; 3], strides),
             q,
             k,
             v,
             ..bytemuck::Zeroable::zeroed()
         };
         let dropout = config.dropout.as_ref().filter(|dropout| dropout.p > 0.0);
-        Ok(AttentionLaunch { kernels, shape, operands, width, dropout, _ranges: ranges, a })
+        let (_ranges, _bias) = (ranges, bias);
+        Ok(AttentionLaunch { kernels, shape, operands, width, dropout, _ranges, _bias, a })
     }
 
     /// The kernel of a pass, with queries, keys and values as its first arguments.
     fn kernel(&self, pass: Pass) -> Result<Kernel<'_>> {
         let q = &self.operands[0];
         let name = self.kernels.name(pass, self.dropout);
-        let kernel = kernel(q.device(), self.kernels.file(), q.dtype(), name)?;
+        let kernel = kernel(q.device(), self.kernels.file(self.a.bias != 0), q.dtype(), name)?;
         Ok(self.operands.iter().fold(kernel, Kernel::input))
     }
 
-    /// Adds the arguments that follow the tensors, and launches `blocks` x `heads` x batch blocks.
+    /// Adds the arguments that follow the tensors, and launches `grid` blocks.
     fn run(
         &self,
         kernel: Kernel<'_>,
         a: Attention,
         shared_rows: usize,
-        [blocks, heads]: [usize; 2],
+        grid: [usize; 3],
     ) -> Result<()> {
         let mut kernel = kernel.value(a).shared(self.kernels.shared(shared_rows));
         if let Some(dropout) = self.dropout {
@@ -189,7 +103,7 @@ impl<'a> AttentionLaunch<'a> {
                 .value(1.0 / (1.0 - dropout.p))
                 .place(&dropout.place);
         }
-        kernel.run([blocks, heads, self.shape.batch], BLOCK)
+        kernel.run(grid, BLOCK)
     }
 
     /// An uninitialised tensor (B, `positions`, `heads`, D) with padded heads.
@@ -221,7 +135,7 @@ pub(crate) fn forward(
     let mut lse = Tensor::empty(q.device(), acc, &[batch, heads, queries])?;
     let a = Attention { out: strides(&out), ..call.a };
     let kernel = call.kernel(Pass::Forward)?.output(&mut out).output(&mut lse);
-    call.run(kernel, a, 3 * ROWS, [call.kernels.blocks(queries), heads])?;
+    call.run(kernel, a, 3 * ROWS, [call.kernels.blocks(queries), heads, batch])?;
     Ok((call.trimmed(out)?, lse))
 }
 
@@ -266,37 +180,72 @@ pub(crate) fn backward_packed(
     call.trimmed(packed)
 }
 
-/// Launches the gradient kernels; `to` adds their outputs.
-fn gradients(
+/// dout as kernels read it, delta_i = dout_i . out_i (B, H, T), and the arguments with their strides.
+fn products(
     call: &AttentionLaunch<'_>,
     a: Attention,
     Operands { dout, out, lse, .. }: &Operands,
-    mut to: impl for<'k> FnMut(Kernel<'k>, Pass) -> Kernel<'k>,
-) -> Result<()> {
-    let Shape { batch, queries, keys, heads, groups, .. } = call.shape;
+) -> Result<(Attention, Tensor, Tensor)> {
+    let Shape { batch, queries, heads, .. } = call.shape;
     let dout = readable(call.kernels, dout, call.width)?;
     let (device, rows) = (out.device(), batch * heads * queries);
     let mut delta = Tensor::empty(device, lse.dtype(), &[batch, heads, queries])?;
     // The padding is zero in dout, so the sum needs only the unpadded elements.
     let width = call.shape.width as i64;
     let a = Attention { dout: strides(&dout), out: strides(out), ..a };
-    kernel(device, call.kernels.file(), out.dtype(), "attention_delta")?
+    kernel(device, call.kernels.file(false), out.dtype(), "attention_delta")?
         .input(&dout)
         .input(out)
         .output(&mut delta)
         .value(batch as u64)
         .value(Attention { width, ..a })
         .run([rows.div_ceil(SUMS / 32), 1, 1], [SUMS, 1, 1])?;
+    Ok((a, dout, delta))
+}
+
+/// Launches the gradient kernels; `to` adds their outputs.
+fn gradients(
+    call: &AttentionLaunch<'_>,
+    a: Attention,
+    operands: &Operands,
+    mut to: impl for<'k> FnMut(Kernel<'k>, Pass) -> Kernel<'k>,
+) -> Result<()> {
+    let Shape { batch, queries, keys, heads, groups, .. } = call.shape;
+    let (a, dout, delta) = products(call, a, operands)?;
+    let lse = &operands.lse;
     let with = |pass| -> Result<_> { Ok(call.kernel(pass)?.input(&dout).input(lse).input(&delta)) };
     let kernel = to(with(Pass::Queries)?, Pass::Queries);
-    call.run(kernel, a, 4 * ROWS, [call.kernels.blocks(queries), heads])?;
+    call.run(kernel, a, 4 * ROWS, [call.kernels.blocks(queries), heads, batch])?;
     // Heads of 128 use smaller tiles of queries.
     let shared_rows = match call.kernels {
         AttentionKernels::Tiles(128) => 3 * ROWS,
         _ => 4 * ROWS,
     };
     let kernel = to(with(Pass::Keys)?, Pass::Keys);
-    call.run(kernel, a, shared_rows, [call.kernels.blocks(keys), groups])
+    call.run(kernel, a, shared_rows, [call.kernels.blocks(keys), groups, batch])
+}
+
+/// Adds the gradient of the bias to `dbias` (samples, H, T, S), zeros in Acc, where samples are B, or 1 for the sum over
+/// the batch.
+pub(crate) fn backward_bias(
+    shape: Shape,
+    operands: &Operands,
+    config: &AttentionConfig,
+    dbias: &mut Tensor,
+) -> Result<()> {
+    let Operands { q, k, v, lse, .. } = operands;
+    let call = AttentionLaunch::new("attention_backward", shape, [q, k, v], config)?;
+    let Shape { batch, queries, keys, heads, .. } = shape;
+    let samples = dbias.dims()[0];
+    let (a, dout, delta) = products(&call, call.a, operands)?;
+    let grid = match call.kernels {
+        AttentionKernels::Tiles(_) => {
+            [queries.div_ceil(ROWS), keys.div_ceil(ROWS), samples * heads]
+        }
+        AttentionKernels::Rows => [call.kernels.blocks(queries), heads, samples],
+    };
+    let kernel = call.kernel(Pass::Bias)?.input(&dout).input(lse).input(&delta).output(dbias);
+    call.run(kernel.value(samples as i64).value(batch as i64), a, 4 * ROWS, grid)
 }
 
 /// Merges a block of keys into `out` (B, T, H, D) and `lse` (B, H, T), for the block's queries, which start at

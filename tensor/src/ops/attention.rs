@@ -9,7 +9,8 @@
 //!   `dq_i = scale sum_j ds_ij k_j`, `dk_j = scale sum_i ds_ij q_i`, `dv_j = sum_i m_ij p_ij dout_i`.
 //!
 //! With a soft cap c, `s_ij = c tanh(x_ij / c)` where `x_ij = scale q_i . k_j`, and ds_ij is multiplied by
-//! `1 - (s_ij / c)^2` before dq and dk.
+//! `1 - (s_ij / c)^2` before dq and dk. A bias is added to the capped s_ij. Its gradient is ds_ij before that
+//! multiplication, summed over what shares an element of the bias.
 //!
 //! The sums over j run over the keys visible to query i, which are one range of keys: what mask, window and ranges have
 //! in common. Blocks that no query of a tile sees are skipped. A query that sees nothing has out = 0, lse = -infinity and
@@ -23,6 +24,7 @@
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 mod amx;
 mod backward;
+mod bias;
 pub(crate) mod config;
 mod forward;
 mod merge;
@@ -38,8 +40,10 @@ pub use ranges::KeyRanges;
 
 use crate::cuda;
 use crate::numeric::disjoint::Disjoint;
+use crate::ops::reduce::{KeepDims, sum};
 use crate::{Element, Error, Result, Scalar, Tensor, dispatch_float};
 use config::{OP, OP_BACKWARD};
+pub(crate) use operands::bias_view;
 pub(crate) use operands::{Operands, Shape};
 use operands::{check, dense_rows};
 use tile::{AttentionOperands, HeadView, Target};
@@ -105,7 +109,8 @@ pub fn attention(
     dispatch_float!(OP, q.dtype(), T => {
         type Acc = <T as Element>::Acc;
         let mut lse = Tensor::empty(device, Acc::DTYPE, &[batch, heads, queries])?;
-        let call = AttentionOperands::<T>::new(shape, HeadView::from_tensor(&q)?, HeadView::from_tensor(&k)?, HeadView::from_tensor(&v)?, config);
+        let bias = bias_view(shape, Acc::DTYPE, config)?;
+        let call = AttentionOperands::<T>::new(shape, [&q, &k, &v], config, bias.as_ref())?;
         let target = Disjoint::new(out.as_mut_slice::<T>()?);
         let to = Target::dense(&target, queries, heads, width);
         forward::run(device, &call, to, Disjoint::new(lse.as_mut_slice::<Acc>()?))?;
@@ -183,6 +188,50 @@ pub fn attention_backward_packed(
     Ok(packed)
 }
 
+/// The gradient of the bias of [`attention`], with its dims, in Acc. It computes the scores once more.
+///
+/// Errors if there is no bias, or as [`attention_backward`].
+pub fn attention_backward_bias(
+    dout: &Tensor,
+    (q, k, v): (&Tensor, &Tensor, &Tensor),
+    (out, lse): (&Tensor, &Tensor),
+    config: &AttentionConfig,
+) -> Result<Tensor> {
+    let shape = check(OP_BACKWARD, q, k, v, config)?;
+    let Some(bias) = &config.bias else {
+        return Err(Error::value(OP_BACKWARD, "there is no bias, and so no gradient of it"));
+    };
+    let Operands { q, k, v, dout, out, lse } = Operands::new(shape, dout, (q, k, v), (out, lse))?;
+    let Shape { queries, keys, heads, .. } = shape;
+    // Samples are added where the bias has one for all.
+    let samples = if bias.rank() == 4 { bias.dims()[0] } else { 1 };
+    let (device, acc) = (q.device(), q.dtype().accumulator());
+    let dims = [samples, heads, queries, keys];
+    let mut scores = Tensor::zeros(device, acc, &dims)?;
+    if device.gpu().is_some() {
+        let operands = Operands { q, k, v, dout, out, lse };
+        cuda::attention::backward_bias(shape, &operands, config, &mut scores)?;
+    } else {
+        dispatch_float!(OP_BACKWARD, q.dtype(), T => {
+            type Acc = <T as Element>::Acc;
+            let view = bias_view(shape, acc, config)?;
+            let call = AttentionOperands::<T>::new(shape, [&q, &k, &v], config, view.as_ref())?;
+            let outputs =
+                (HeadView::from_tensor(&dout)?, HeadView::from_tensor(&out)?, lse.as_slice()?);
+            let to = Disjoint::new(scores.as_mut_slice::<Acc>()?);
+            bias::run(device, &call, outputs, samples, &to)?;
+        });
+    }
+    // Dims along which the bias is one number for all.
+    let missing = 4 - bias.rank();
+    let shared = (0..4).filter(|&d| d < missing || bias.dims()[d - missing] != dims[d]);
+    let shared: Vec<isize> = shared.map(|d| d as isize).collect();
+    if !shared.is_empty() {
+        scores = sum(&scores, &shared, KeepDims::Keep)?;
+    }
+    scores.reshape(bias.dims())
+}
+
 fn write_gradients<T: Element>(
     shape: Shape,
     operands: &Operands,
@@ -190,13 +239,8 @@ fn write_gradients<T: Element>(
     targets: [Target<'_, T>; 3],
 ) -> Result<()> {
     let Operands { q, k, v, dout, out, lse } = operands;
-    let call = AttentionOperands::<T>::new(
-        shape,
-        HeadView::from_tensor(q)?,
-        HeadView::from_tensor(k)?,
-        HeadView::from_tensor(v)?,
-        config,
-    );
+    let bias = bias_view(shape, T::Acc::DTYPE, config)?;
+    let call = AttentionOperands::<T>::new(shape, [q, k, v], config, bias.as_ref())?;
     let outputs =
         (HeadView::from_tensor(dout)?, HeadView::from_tensor(out)?, lse.as_slice::<T::Acc>()?);
     backward::run(q.device(), &call, outputs, targets)

@@ -2,7 +2,7 @@
 
 use ferrotron_tensor::ops::attention::{
     AttentionConfig, AttentionDropout, AttentionMask, attention, attention_backward,
-    attention_backward_packed, merge_attention, split_packed,
+    attention_backward_bias, attention_backward_packed, merge_attention, split_packed,
 };
 use ferrotron_tensor::{DType, Device, RandomKey, Result, ShardSpec, Tensor};
 
@@ -92,6 +92,35 @@ fn attention_gives_what_the_cpu_gives() -> Result<()> {
 }
 
 #[test]
+fn biases_of_every_shape_give_what_the_cpu_gives() -> Result<()> {
+    let Some(gpu) = gpu("biases_of_every_shape_give_what_the_cpu_gives")? else { return Ok(()) };
+    for dtype in FLOATS {
+        let sizes @ [batch, queries, keys, heads, groups, width] = [2, 21, 37, 4, 2, 16];
+        let q = small(&cpu()?, dtype, &[batch, queries, heads, width], 1)?;
+        let k = small(&cpu()?, dtype, &[batch, keys, groups, width], 2)?;
+        let v = small(&cpu()?, dtype, &[batch, keys, groups, width], 3)?;
+        for (i, dims) in [
+            vec![heads, queries, keys],
+            vec![batch, 1, queries, keys],
+            vec![batch, heads, 1, keys],
+            vec![heads, queries, 1],
+            vec![keys],
+            vec![],
+        ]
+        .iter()
+        .enumerate()
+        {
+            let mask = [AttentionMask::None, AttentionMask::Causal][i % 2];
+            let sizes = Sizes(sizes);
+            let bias = Some(small(&cpu()?, dtype, dims, 4)?);
+            let config = AttentionConfig { bias, ..sizes.config(mask, i % 3 == 0)? };
+            check(&gpu, [&q, &k, &v], sizes, &config)?;
+        }
+    }
+    Ok(())
+}
+
+#[test]
 fn attention_takes_views_of_any_strides() -> Result<()> {
     let Some(gpu) = gpu("attention_takes_views_of_any_strides")? else { return Ok(()) };
     for dtype in [DType::F32, DType::BF16] {
@@ -116,20 +145,32 @@ fn check(gpu: &Device, here: [&Tensor; 3], sizes: Sizes, config: &AttentionConfi
     let on_gpu = [there(gpu, q)?, there(gpu, k)?, there(gpu, v)?];
     let what = format!("{sizes:?} {:?} {}", config.mask, config.dropout.is_some());
     let (out, lse) = attention(q, k, v, config)?;
-    let (got_out, got_lse) = attention(&on_gpu[0], &on_gpu[1], &on_gpu[2], config)?;
-    let dout = small(&cpu()?, q.dtype(), q.dims(), 5)?;
-    let (dq, dk, dv) = attention_backward(&dout, (q, k, v), (&out, &lse), config)?;
+    let bias = config.bias.as_ref().map(|bias| there(gpu, bias)).transpose()?;
+    let gpu_config = &AttentionConfig { bias, ..config.clone() };
+    let (got_out, got_lse) = attention(&on_gpu[0], &on_gpu[1], &on_gpu[2], gpu_config)?;
+    let dout_here = small(&cpu()?, q.dtype(), q.dims(), 5)?;
+    let (dq, dk, dv) = attention_backward(&dout_here, (q, k, v), (&out, &lse), config)?;
     // A strided cotangent, from the CPU's results.
-    let dout = there(gpu, &views(&dout)?[2])?;
+    let dout = there(gpu, &views(&dout_here)?[2])?;
     let saved = (&there(gpu, &out)?, &there(gpu, &lse)?);
     let operands = (&on_gpu[0], &on_gpu[1], &on_gpu[2]);
-    let got = attention_backward(&dout, operands, saved, config)?;
-    let pairs = [(got_out, out), (got_lse, lse), (got.0, dq), (got.1, dk), (got.2, dv)];
+    let got = attention_backward(&dout, operands, saved, gpu_config)?;
+    let pairs =
+        [(got_out, out.clone()), (got_lse, lse.clone()), (got.0, dq), (got.1, dk), (got.2, dv)];
     let tolerances = sizes.tolerances(q.dtype(), config);
     for ((name, (got, want)), [relative, absolute]) in
         ["out", "lse", "dq", "dk", "dv"].iter().zip(pairs).zip(tolerances)
     {
         assert_close(&format!("{what}, {name}"), &got, &want, relative, absolute)?;
+    }
+    if let Some(bias) = &config.bias {
+        let want = attention_backward_bias(&dout_here, (q, k, v), (&out, &lse), config)?;
+        let got = attention_backward_bias(&dout, operands, saved, gpu_config)?;
+        // An element of dq is a sum of such terms; here up to all of them share an element of the bias.
+        let shared = (sizes.0[0] * sizes.0[3] * sizes.0[1] * sizes.0[2] / bias.numel()) as f64;
+        let [relative, absolute] = tolerances[2];
+        let absolute = absolute / config.scale * shared.sqrt();
+        assert_close(&format!("{what}, dbias {bias:?}"), &got, &want, relative, absolute)?;
     }
     Ok(())
 }

@@ -1,6 +1,7 @@
 //! Captured work: that replays give what the work itself gives, from memory of their own, and what cannot be captured.
 
 use ferrotron_cuda::nvrtc::Architecture;
+use ferrotron_tensor::ops::attention::{AttentionConfig, KeyRanges, attention};
 use ferrotron_tensor::ops::dropout::dropout;
 use ferrotron_tensor::ops::index::gather;
 use ferrotron_tensor::ops::sq_norm::all_finite;
@@ -142,7 +143,12 @@ fn what_the_host_waits_for_or_sends_cannot_be_captured() -> Result<()> {
     let place = ShardSpec::unsharded(&[3]);
     let mut step = DeviceStepParams::new(device, &numbers(1))?;
     let mut y = x.copy()?;
-    let cases: [(&str, &mut dyn FnMut() -> Result<()>); 13] = [
+    let heads = Tensor::zeros(device, DType::F32, &[1, 3, 1, 8])?;
+    let ranges = Some(KeyRanges::from_lengths(&[2], 3)?);
+    let padded = AttentionConfig { ranges, ..AttentionConfig::bidirectional(8) };
+    attention(&heads, &heads, &heads, &padded)?; // also if the ranges are on the device already
+    let cases: [(&str, &mut dyn FnMut() -> Result<()>); 14] = [
+        ("attention", &mut || attention(&heads, &heads, &heads, &padded).map(drop)),
         ("to_vec", &mut || x.square()?.to_vec::<f32>().map(drop)),
         ("to_vec", &mut || x.narrow(0, 0, 1)?.item().map(drop)),
         ("bytes", &mut || x.bytes().map(drop)),

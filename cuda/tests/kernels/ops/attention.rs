@@ -1,11 +1,12 @@
 use ferrotron_cuda::arguments::{Attention, Place as DevicePlace, Step};
 use ferrotron_tensor::ops::attention::{
     AttentionConfig, AttentionDropout, AttentionMask, KeyRanges, attention, attention_backward,
-    merge_attention, split_packed,
+    attention_backward_bias, split_packed,
 };
 use ferrotron_tensor::ops::reduce::{KeepDims, sum};
 use ferrotron_tensor::{DType, RandomKey, ShardSpec, Tensor};
 
+use super::attention_merge::merges;
 use crate::simulator::{Launch, Simulator};
 use crate::support::*;
 
@@ -64,6 +65,23 @@ pub fn restricted(
     })
 }
 
+/// Problems with biases of several shapes, with either mask.
+pub fn biased(dtype: DType, sizes: [usize; 6]) -> impl Iterator<Item = Problem> {
+    let [batch, queries, keys, heads, _, width] = sizes;
+    [AttentionMask::None, AttentionMask::Causal].into_iter().flat_map(move |mask| {
+        let problem = |dims: &[usize], softcap, window| {
+            let bias = Some(hiding(dtype, dims));
+            let plain = AttentionConfig { mask, ..AttentionConfig::causal(width) };
+            Problem::with(dtype, sizes, AttentionConfig { bias, softcap, window, ..plain })
+        };
+        [
+            problem(&[heads, queries, keys], None, None),
+            problem(&[batch, 1, queries, keys], Some(0.75), Some(keys / 2)),
+            problem(&[heads, 1, keys], None, None),
+        ]
+    })
+}
+
 /// In each dtype a problem of each size (batch, queries, keys, heads, key-value heads, width) with either mask, and
 /// a packed one.
 pub fn problems(dtypes: [DType; 2], sizes: &[[usize; 6]]) -> impl Iterator<Item = Problem> {
@@ -90,6 +108,8 @@ pub struct Problem {
     pub a: Attention,
     /// The table of ranges, whose address is among the arguments.
     _table: Option<Vec<[u32; 2]>>,
+    /// The bias, whose address is among the arguments.
+    _bias: Option<Vec<u8>>,
     /// Key, step and place of dropout, if there is any.
     drops: Option<(u64, Step, DevicePlace)>,
     /// Memory of q, k and v, which begins where they do.
@@ -97,6 +117,8 @@ pub struct Problem {
     dout: Vec<u8>,
     /// Results of the CPU: out, lse, dq, dk, dv.
     want: [Tensor; 5],
+    /// The gradient of the bias before it is summed over what it is broadcast along, except for the batch.
+    dbias: Option<Tensor>,
     /// dout . out of each query.
     delta: Tensor,
 }
@@ -176,6 +198,21 @@ impl Problem {
         let (out, lse) = attention(q, k, v, &config).unwrap();
         let dout = small(q.dtype(), q.dims(), 5);
         let (dq, dk, dv) = attention_backward(&dout, (q, k, v), (&out, &lse), &config).unwrap();
+        let batch = q.dims()[0];
+        let dbias = config.bias.as_ref().map(|bias| {
+            let samples = if bias.rank() == 4 { bias.dims()[0] } else { 1 };
+            let whole = bias.broadcast_to(&[samples, heads, queries, keys]).unwrap();
+            let config =
+                AttentionConfig { bias: Some(whole.contiguous().unwrap()), ..config.clone() };
+            attention_backward_bias(&dout, (q, k, v), (&out, &lse), &config).unwrap()
+        });
+        let acc = q.dtype().accumulator();
+        let bias = config.bias.as_ref().map(|bias| {
+            let bias = bias.cast(acc).unwrap();
+            let view = bias.broadcast_to(&[batch, heads, queries, keys]).unwrap();
+            let strides = view.layout().strides();
+            (bytes(&bias), [0, 1, 2].map(|d: usize| strides[d] as i64))
+        });
         let wide = |x: &Tensor| x.cast(DType::F64).unwrap();
         let products = wide(&dout).mul(&wide(&out)).unwrap();
         let delta = sum(&products, &[3], KeepDims::Drop).unwrap().transpose(1, 2).unwrap();
@@ -197,6 +234,8 @@ impl Problem {
             ranges_row: config.ranges.as_ref().map_or(0, |ranges| 2 * ranges.queries() as i64),
             scale,
             softcap: config.softcap.unwrap_or(0.0),
+            bias: bias.as_ref().map_or(0, |(bias, _)| bias.as_ptr() as u64),
+            bias_step: bias.as_ref().map_or([0; 3], |(_, step)| *step),
             q: strides(q),
             k: strides(k),
             v: strides(v),
@@ -209,7 +248,8 @@ impl Problem {
         let name = format!("attention of {:?} to {:?} {config:?}", q.dims(), k.dims());
         let delta = delta.cast(q.dtype().accumulator()).unwrap();
         let want = [out, lse, dq, dk, dv];
-        Problem { name, a, _table: table, drops, memory, dout: bytes(&dout), want, delta }
+        let (_table, _bias) = (table, bias.map(|(bias, _)| bias));
+        Problem { name, a, _table, _bias, drops, memory, dout: bytes(&dout), want, dbias, delta }
     }
 
     pub fn dtype(&self) -> DType {
@@ -264,6 +304,29 @@ impl Problem {
         room(self.want[which].dtype(), self.want[which].numel())
     }
 
+    /// Runs the kernel of the bias's gradient, if there is a bias, and asserts that it is the CPU's.
+    pub fn compare_bias(
+        &self,
+        simulator: &Simulator,
+        name: (&str, &str),
+        statistics: &[Vec<u8>; 2],
+        dynamic: usize,
+        (tolerance, tile): (f64, Option<usize>),
+    ) {
+        let Some(want) = &self.dbias else { return };
+        let &[samples, heads, queries, keys] = want.dims() else { unreachable!() };
+        let mut dbias = room(want.dtype(), want.numel()); // zeros, to which the rows kernel adds
+        let kernel = self.backward(simulator, name, statistics).in_out(&mut dbias);
+        let kernel = kernel.value(samples as i64).value(self.batch() as i64);
+        let grid = match tile {
+            None => [queries.div_ceil(4), heads, samples],
+            Some(tile) => [queries.div_ceil(tile), keys.div_ceil(tile), samples * heads],
+        };
+        self.run(kernel, dynamic, grid);
+        let got = read(want.dtype(), want.dims(), &dbias);
+        assert_close(&format!("{}, dbias", self.name), &got, want, tolerance, tolerance);
+    }
+
     /// Asserts that a result is the CPU's.
     pub fn assert_close(&self, which: usize, memory: &[u8], relative: f64, absolute: f64) {
         let (want, name) = (&self.want[which], ["out", "lse", "dq", "dk", "dv"][which]);
@@ -289,7 +352,8 @@ impl Problem {
     }
 }
 
-fn compare(simulator: &Simulator, problem: &Problem) {
+/// Compares each pass with the CPU.
+pub fn compare(simulator: &Simulator, problem: &Problem) {
     let a = problem.a;
     let [queries, keys, heads, groups, width] =
         [a.queries, a.keys, a.heads, a.groups, a.width].map(|n| n as usize);
@@ -327,43 +391,9 @@ fn compare(simulator: &Simulator, problem: &Problem) {
     let column = 2.0 * (heads / groups) as f64;
     problem.assert_close(3, &dk, eps, gradient * column);
     problem.assert_close(4, &dv, eps, eps * column * kept);
-}
 
-/// Joins blocks of keys: some queries have seen none before, some see none of the block.
-pub fn merges(simulator: &Simulator, dtype: DType) {
-    let acc = dtype.accumulator();
-    for ([batch, queries, rows, heads, width], first) in
-        [([1, 1, 1, 1, 1], 0), ([2, 7, 4, 3, 40], 2), ([1, 9, 9, 2, 33], 0)]
-    {
-        let block = random(dtype, &[batch, rows, heads, width], 1);
-        let unseen = |n: usize, every: usize| -> Vec<f64> {
-            let list = values(n, 2).into_iter().enumerate();
-            list.map(|(i, x)| if i % every == 0 { f64::NEG_INFINITY } else { x }).collect()
-        };
-        let block_lse = tensor(acc, &[batch, heads, rows], &unseen(batch * heads * rows, 5));
-        let lses = unseen(batch * heads * queries, 3);
-        // What was never written may be anything.
-        let outs =
-            values(batch * queries * heads * width, 3).into_iter().enumerate().map(|(i, x)| {
-                let (head, query) = (i / width % heads, i / width / heads % queries);
-                let at = (i / width / heads / queries * heads + head) * queries + query;
-                if lses[at] == f64::NEG_INFINITY { f64::NAN } else { x }
-            });
-        let outs: Vec<f64> = outs.collect();
-        let mut want = tensor(acc, &[batch, queries, heads, width], &outs);
-        let mut want_lse = tensor(acc, &[batch, heads, queries], &lses);
-        let (mut out, mut lse) = (bytes(&want), bytes(&want_lse));
-        let (block_in, block_lse_in) = (bytes(&block), bytes(&block_lse));
-        let kernel = simulator.kernel("attention_merge", element(dtype)).in_out(&mut out);
-        let kernel = kernel.in_out(&mut lse).input(&block_in).input(&block_lse_in);
-        let sizes = [batch, queries, rows, heads, width, first];
-        let kernel = sizes.iter().fold(kernel, |kernel, &size| kernel.value(size as u64));
-        kernel.run([(batch * rows * heads).div_ceil(8), 1, 1], [256, 1, 1]);
-        merge_attention((&mut want, &mut want_lse), first, (&block, &block_lse)).unwrap();
-        // A few roundings of numbers up to 2, and exponentials of differences up to 4.
-        let (eps, what) =
-            (8.0 * acc.epsilon(), format!("merge of {rows} into {queries} from {first}"));
-        assert_close(&what, &read(acc, want.dims(), &out), &want, eps, 2.0 * eps);
-        assert_close(&what, &read(acc, want_lse.dims(), &lse), &want_lse, eps, 2.0 * eps);
-    }
+    // p (dp - delta) with the rounding of out in delta, for each sample.
+    let name = ("attention_backward_bias", &suffix[..]);
+    let tolerance = eps * (width as f64).sqrt() * kept * batch as f64;
+    problem.compare_bias(simulator, name, &statistics, rows(4 * 64), (tolerance, Some(64)));
 }

@@ -1,6 +1,7 @@
 use ferrotron_tensor::DType;
 
-use super::attention::{Problem, dropouts, merges, problems, restricted};
+use super::attention::{Problem, biased, dropouts, problems, restricted};
+use super::attention_merge::merges;
 use crate::simulator::Simulator;
 
 pub fn check(simulator: &Simulator) {
@@ -21,6 +22,9 @@ pub fn check(simulator: &Simulator) {
         compare(simulator, &problem);
     }
     for problem in restricted(DType::F64, [2, 70, 70, 2, 1, 20], [2, 20, 50, 1, 1, 8]) {
+        compare(simulator, &problem);
+    }
+    for problem in biased(DType::F64, [2, 20, 50, 2, 1, 8]) {
         compare(simulator, &problem);
     }
     for dtype in [DType::F64, DType::F32] {
@@ -57,4 +61,7 @@ fn compare(simulator: &Simulator, problem: &Problem) {
     problem.run(kernel, 0, [keys.div_ceil(4), groups, batch]);
     problem.assert_close(3, &dk, eps, large);
     problem.assert_close(4, &dv, eps, large);
+
+    let name = ("attention_rows_backward_bias", "");
+    problem.compare_bias(simulator, name, &statistics, 0, (large * batch as f64, None));
 }

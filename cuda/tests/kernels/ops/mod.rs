@@ -4,6 +4,8 @@ mod adafactor;
 mod adamw;
 mod argsort;
 mod attention;
+mod attention_bias;
+mod attention_merge;
 mod attention_rows;
 mod cast;
 mod compare;
@@ -39,6 +41,7 @@ const CHECKS: &[Check] = &[
     ("adamw", adamw::check),
     ("argsort", argsort::check),
     ("attention", attention::check),
+    ("attention_bias", attention_bias::check),
     ("attention_rows", attention_rows::check),
     ("cast", cast::check),
     ("compare", compare::check),
@@ -96,4 +99,4 @@ macro_rules! tests {
         }
     };
 }
-tests! { adafactor adamw argsort attention attention_rows cast compare copy cross_entropy dropout ema index lion norm outcome pointwise random reduce rotary round sgd softmax sort sq_norm step zero_bitmap }
+tests! { adafactor adamw argsort attention attention_bias attention_rows cast compare copy cross_entropy dropout ema index lion norm outcome pointwise random reduce rotary round sgd softmax sort sq_norm step zero_bitmap }

@@ -3,8 +3,8 @@
 
 use super::tile::{
     AttentionOperands, BlockLimits, GROUP, HeadView, KEYS, QUERIES, Shape, StoreKeyGradients,
-    Target, by_limit, for_each_task, multiply, padded, row_products, soft_cap, soft_cap_slopes,
-    take,
+    Target, add, by_limit, for_each_task, multiply, padded, row_products, soft_cap,
+    soft_cap_slopes, take,
 };
 use crate::gemm::Accum;
 use crate::numeric::disjoint::Disjoint;
@@ -89,7 +89,7 @@ type OneHead<T> = for<'a> fn(
 /// The function for these operands, and the elements of its workspace.
 fn method<T: Element>(call: &AttentionOperands<'_, T>) -> (OneHead<T>, usize) {
     #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
-    if call.blocks.has_tiles() && call.softcap.is_none() {
+    if call.fits_tiles() {
         let tiled: OneHead<bf16> = amx::one_head;
         if let Some(&tiled) = (&tiled as &dyn Any).downcast_ref::<OneHead<T>>() {
             return (tiled, amx::workspace_floats(call.shape, call.dropout.is_some()));
@@ -187,20 +187,13 @@ fn one_head<T: Element>(
                     let dst = (ds.as_mut_ptr(), KEYS, Accum::Replace);
                     call.blocks.product(size, dst, one, lhs, (v_turned.as_ptr(), KEYS));
                 }
-                if let Some(cap) = call.softcap {
-                    soft_cap(p, rows, padded(limit), cap);
-                    soft_cap_slopes(p, rows, padded(limit), cap, slopes);
-                }
-                if let Some(dropout) = call.dropout {
-                    for r in 0..rows {
-                        let factors = &mut factors[(i + r) * KEYS..][..limit];
-                        call.dropout_factors(dropout, (b, head, first + i + r), key, factors);
-                        multiply(&mut ds[r * KEYS..][..limit], factors);
-                    }
-                }
-                let at = first + i..first + i + rows;
                 let visible = (starts.get(i..).unwrap_or_default(), &limits[i..i + rows]);
-                softmax_gradient(p, ds, padded(limit), visible, &lse[at.clone()], &delta[at]);
+                let at = first + i..first + i + rows;
+                let sums = (&lse[at.clone()], &delta[at]);
+                let factors = &mut factors[i * KEYS..];
+                let place = (b, head, first + i);
+                let blocks = [&mut *p, &mut *ds, &mut *factors, &mut *slopes];
+                score_gradients(call, place, (key, limit), visible, sums, blocks);
                 if call.softcap.is_some() {
                     for r in 0..rows {
                         multiply(&mut ds[r * KEYS..][..limit], &slopes[r * KEYS..][..limit]);
@@ -208,7 +201,7 @@ fn one_head<T: Element>(
                 }
                 if call.dropout.is_some() {
                     for r in 0..rows {
-                        let factors = &factors[(i + r) * KEYS..][..limit];
+                        let factors = &factors[r * KEYS..][..limit];
                         multiply(&mut p[r * KEYS..][..limit], factors);
                     }
                 }
@@ -257,6 +250,32 @@ fn one_head<T: Element>(
     }
 }
 
+/// Turns scores and dp, of queries from `place` on and `limit` keys from `key` on, into p without dropout and ds without
+/// the slopes of a soft cap. Leaves the factors of dropout, and the slopes. Rows are [`KEYS`] apart.
+pub(super) fn score_gradients<T: Element>(
+    call: &AttentionOperands<'_, T>,
+    (b, head, query): (usize, usize, usize),
+    (key, limit): (usize, usize),
+    visible: (&[usize], &[usize]),
+    (lse, delta): (&[T::Acc], &[T::Acc]),
+    [p, ds, factors, slopes]: [&mut [T::Acc]; 4],
+) {
+    let rows = lse.len();
+    if let Some(cap) = call.softcap {
+        soft_cap(p, rows, padded(limit), cap);
+        soft_cap_slopes(p, rows, padded(limit), cap, slopes);
+    }
+    call.add_bias((b, head, query), rows, (key, limit), p);
+    if let Some(dropout) = call.dropout {
+        for r in 0..rows {
+            let factors = &mut factors[r * KEYS..][..limit];
+            call.dropout_factors(dropout, (b, head, query + r), key, factors);
+            multiply(&mut ds[r * KEYS..][..limit], factors);
+        }
+    }
+    softmax_gradient(p, ds, padded(limit), visible, lse, delta);
+}
+
 vectorized! {
     /// p = exp(score - lse) and ds = p (dp - delta) in place of score and dp. Both are 0 before the starts (if there
     /// are any), and from the ends to `width`.
@@ -273,6 +292,12 @@ vectorized! {
             let p = &mut p[i * KEYS..i * KEYS + width];
             let ds = &mut ds[i * KEYS..i * KEYS + width];
             let (lse, delta) = (lse[i], delta[i]);
+            if lse == A::NEG_INFINITY {
+                for x in [p, ds] {
+                    x.fill(A::ZERO); // the query sees nothing
+                }
+                continue;
+            }
             for (p, ds) in p.iter_mut().zip(ds.iter_mut()) {
                 *p = (*p - lse).exp();
                 *ds = *p * (*ds - delta);
@@ -282,13 +307,6 @@ vectorized! {
                 x[..start].fill(A::ZERO);
                 x[end..].fill(A::ZERO);
             }
-        }
-    }
-
-    /// x\[i\] += y\[i\].
-    fn add<A: Real>(x: &mut [A], y: &[A]) {
-        for (x, &y) in x.iter_mut().zip(y) {
-            *x += y;
         }
     }
 }

@@ -1,7 +1,7 @@
 //! The options of attention.
 
 use super::ranges::KeyRanges;
-use crate::{Error, RandomKey, Result, ShardSpec};
+use crate::{Error, RandomKey, Result, ShardSpec, Tensor};
 
 /// Names in errors.
 pub(super) const OP: &str = "attention";
@@ -31,6 +31,9 @@ pub struct AttentionConfig {
     pub scale: f64,
     /// Soft cap of the scores: c tanh(s / c), after the scale (Gemma 2, arXiv 2408.00118).
     pub softcap: Option<f64>,
+    /// Bias, added to the scores after the scale and the soft cap: floating-point numbers of any dims that broadcast to
+    /// (B, H, T, S). Relative positions (T5), slopes by distance (ALiBi), or a mask of zeros and minus infinity.
+    pub bias: Option<Tensor>,
     /// Dropout of the probabilities.
     pub dropout: Option<AttentionDropout>,
 }
@@ -45,6 +48,7 @@ impl AttentionConfig {
             ranges: None,
             scale,
             softcap: None,
+            bias: None,
             dropout: None,
         }
     }

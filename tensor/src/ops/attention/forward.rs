@@ -31,7 +31,7 @@ pub(super) fn run<T: Element>(
     lse: Disjoint<'_, T::Acc>,
 ) -> Result<()> {
     #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
-    if call.blocks.has_tiles() && call.shape.width > 0 && call.softcap.is_none() {
+    if call.fits_tiles() && call.shape.width > 0 {
         let tiled: Forward<bf16> = amx::run;
         if let Some(tiled) = (&tiled as &dyn Any).downcast_ref::<Forward<T>>() {
             return tiled(device, call, out, lse);
@@ -128,6 +128,7 @@ fn query_block<T: Element>(
             if let Some(cap) = call.softcap {
                 soft_cap(tile, rows, padded(limit), cap);
             }
+            call.add_bias((b, head, first + i), rows, (key, limit), tile);
             let sums = &mut sums[i * row..];
             let starts = starts.get(i..).unwrap_or_default();
             let (maxima, totals) = (&mut maxima[i..i + rows], &mut totals[i..i + rows]);
@@ -187,6 +188,10 @@ vectorized! {
             }
             let old = maxima[i];
             let new = old.max(fold(lanes, |a, b| a.max(b)));
+            if new == A::NEG_INFINITY {
+                scores.fill(A::ZERO); // a bias of minus infinity hides every key so far
+                continue;
+            }
             for x in scores.iter_mut() {
                 *x = (*x - new).exp();
             }

@@ -2,7 +2,7 @@
 
 use super::config::{AttentionConfig, OP_BACKWARD};
 use crate::core::tensor::{check_device, check_pair};
-use crate::{Error, Result, Tensor};
+use crate::{DType, Error, Result, Tensor};
 
 /// The sizes of a call: B, T, S, H, G and D.
 #[derive(Debug, Clone, Copy)]
@@ -77,6 +77,24 @@ pub(super) fn dense_rows(tensor: &Tensor) -> Result<Tensor> {
     }
 }
 
+/// The bias as kernels read it: a view (B, H, T, S) in `dtype`, whose last dim is dense.
+pub(crate) fn bias_view(
+    shape: Shape,
+    dtype: DType,
+    config: &AttentionConfig,
+) -> Result<Option<Tensor>> {
+    let Shape { batch, queries, keys, heads, .. } = shape;
+    let Some(bias) = &config.bias else { return Ok(None) };
+    let mut dims = bias.dims().to_vec();
+    // A number for all keys of a query still takes a row.
+    match dims.last_mut() {
+        Some(last) => *last = keys,
+        None => dims.push(keys),
+    }
+    let bias = dense_rows(&bias.cast(dtype)?.broadcast_to(&dims)?)?;
+    bias.broadcast_to(&[batch, heads, queries, keys]).map(Some)
+}
+
 /// The sizes of a call. Errors if operands and options do not match.
 pub(super) fn check(
     op: &'static str,
@@ -122,8 +140,17 @@ pub(super) fn check(
         );
         return Err(Error::shape(op, message));
     }
+    let dims = [batch, heads, queries, keys];
+    if let Some(bias) = &config.bias {
+        check_device(op, q, bias)?;
+        if !bias.dtype().is_float() || bias.layout().broadcast_to(&dims).is_err() {
+            let message = format!(
+                "a bias must have a floating-point dtype and broadcast to (B, H, T, S) = {dims:?}, got {bias:?}"
+            );
+            return Err(Error::shape(op, message));
+        }
+    }
     if let Some(dropout) = &config.dropout {
-        let dims = [batch, heads, queries, keys];
         if dropout.place.dims() != dims {
             return Err(Error::shape(
                 op,

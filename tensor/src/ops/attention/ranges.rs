@@ -128,6 +128,18 @@ impl KeyRanges {
         self.0.ranges[row * self.0.queries + query]
     }
 
+    /// The end of the range that reaches farthest.
+    ///
+    /// ```
+    /// use ferrotron_tensor::ops::attention::KeyRanges;
+    /// assert_eq!(KeyRanges::from_lengths(&[2, 5, 3], 4)?.end(), 5);
+    /// # Ok::<(), ferrotron_tensor::Error>(())
+    /// ```
+    pub fn end(&self) -> usize {
+        let rows = self.0.ranges.chunks(self.0.queries.max(1));
+        rows.filter_map(|row| row.last()).map(|range| range[1] as usize).max().unwrap_or(0)
+    }
+
     /// Whether no query sees a key.
     pub fn is_empty(&self) -> bool {
         self.0.ranges.iter().all(|[start, end]| start >= end)
@@ -149,7 +161,14 @@ impl KeyRanges {
     }
 
     /// The table (rows, queries, 2) in the memory of `device`, copied there once.
+    ///
+    /// Errors while work of `device` is captured: a graph would repeat the ranges of one batch for every other.
     pub(crate) fn tensor(&self, device: &Device) -> Result<Tensor> {
+        if device.capture().is_some() {
+            let message = "a CUDA graph would repeat the key ranges (key lengths, documents) of this batch for every \
+                           other: run without a CUDA graph, or attend without them";
+            return Err(Error::config(OP, message));
+        }
         let mut copy = self.0.copy.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(copy) = copy.as_ref().filter(|copy| copy.device() == device) {
             return Ok(copy.clone());

@@ -37,7 +37,12 @@ fn every_instruction_set_agrees_with_f64() -> Result<()> {
             let documents = [vec![0, queries / 3, queries], vec![0, queries / 2, queries - 1]];
             let documents = KeyRanges::from_documents(&documents, queries)?;
             let (window, ranges) = (Some(keys / 4 + 1), Some(lengths.intersect(&documents)?));
+            let place = ShardSpec::unsharded(&[1, shape.heads, queries, keys]);
+            let key = RandomKey::new(7, 0, "bias");
+            let bias = Some(normal(device, DType::BF16, &place, &key, 0.0, 1.0)?);
             for config in [
+                AttentionConfig { bias: bias.clone(), ..plain.clone() },
+                AttentionConfig { bias, window, softcap: Some(1.0), ..plain.clone() },
                 AttentionConfig { window, ..plain.clone() },
                 AttentionConfig { ranges: Some(lengths), ..plain.clone() },
                 AttentionConfig { ranges: Some(documents), ..plain.clone() },
@@ -74,18 +79,20 @@ fn every_instruction_set(
     let (out, lse) = attention(&q64, &k64, &v64, &config)?;
     let (dq, dk, dv) =
         attention_backward(&wide(&dout)?, (&q64, &k64, &v64), (&out, &lse), &config)?;
+    let dbias = config
+        .bias
+        .as_ref()
+        .map(|_| attention_backward_bias(&wide(&dout)?, (&q64, &k64, &v64), (&out, &lse), &config));
+    let dbias = dbias.transpose()?;
     // p or ds, the output in delta, and the result are rounded, by half an epsilon at most. Errors of the terms of a
     // sum are independent, so that their squares add up, as those of the terms do.
     let tolerance = DType::BF16.epsilon();
     let saved = (out.cast(DType::BF16)?, lse.cast(DType::F32)?);
     for (level, blocks) in SmallGemm::<bf16>::available() {
         let name = format!("{level} {shape:?} {config:?} {p}");
-        let views =
-            (HeadView::from_tensor(&q)?, HeadView::from_tensor(&k)?, HeadView::from_tensor(&v)?);
-        let call = AttentionOperands {
-            blocks,
-            ..AttentionOperands::new(shape, views.0, views.1, views.2, &config)
-        };
+        let bias = bias_view(shape, DType::F32, &config)?;
+        let operands = AttentionOperands::new(shape, [&q, &k, &v], &config, bias.as_ref())?;
+        let call = AttentionOperands { blocks, ..operands };
         let mut got = Tensor::zeros(device, DType::BF16, q.dims())?;
         let mut got_lse = Tensor::zeros(device, DType::F32, lse.dims())?;
         let slice = Disjoint::new(got.as_mut_slice()?);
@@ -104,6 +111,11 @@ fn every_instruction_set(
         let outputs =
             (HeadView::from_tensor(&dout)?, HeadView::from_tensor(&saved.0)?, saved.1.as_slice()?);
         backward::run(device, &call, outputs, targets)?;
+        if let Some(want) = &dbias {
+            let mut got = Tensor::zeros(device, DType::F32, want.dims())?;
+            bias::run(device, &call, outputs, 1, &Disjoint::new(got.as_mut_slice()?))?;
+            assert_near(&format!("{name} dbias"), &got, want, tolerance);
+        }
         for ((what, got), want) in ["dq", "dk", "dv"].iter().zip(&grads).zip([&dq, &dk, &dv]) {
             assert_near(&format!("{name} {what}"), got, want, tolerance);
         }

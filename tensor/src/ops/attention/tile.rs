@@ -47,6 +47,29 @@ impl<'a, T: Scalar> HeadView<'a, T> {
     }
 }
 
+/// The bias of the scores: a view (B, H, T, S) whose last dim is dense.
+#[derive(Clone, Copy)]
+pub(super) struct BiasView<'a, A> {
+    data: &'a [A],
+    offset: usize,
+    strides: [usize; 3],
+    keys: usize,
+}
+
+impl<'a, A: Scalar> BiasView<'a, A> {
+    fn from_tensor(tensor: &'a Tensor) -> Result<Self> {
+        let (layout, data) = (tensor.layout(), tensor.buffer_slice::<A>()?);
+        let strides = std::array::from_fn(|d| layout.strides()[d]);
+        Ok(BiasView { data, offset: layout.offset(), strides, keys: tensor.dims()[3] })
+    }
+
+    /// The bias of a query for every key.
+    fn row(&self, b: usize, h: usize, query: usize) -> &'a [A] {
+        let [batch, head, position] = self.strides;
+        &self.data[self.offset + b * batch + h * head + query * position..][..self.keys]
+    }
+}
+
 /// Takes the gradients of a finished block of keys: the first key, the number of keys, dk and dv.
 pub(super) type StoreKeyGradients<'a, A> = dyn Fn(usize, usize, &[A], &[A]) + 'a;
 
@@ -97,33 +120,55 @@ pub(super) struct AttentionOperands<'a, T: Element> {
     pub window: Option<usize>,
     pub ranges: Option<&'a KeyRanges>,
     pub softcap: Option<T::Acc>,
+    pub bias: Option<BiasView<'a, T::Acc>>,
     pub dropout: Option<&'a AttentionDropout>,
     pub blocks: SmallGemm<T>,
 }
 
 impl<'a, T: Element> AttentionOperands<'a, T> {
+    /// The operands of a call, with the [bias](super::operands::bias_view) in Acc if it has one.
     pub(super) fn new(
         shape: Shape,
-        q: HeadView<'a, T>,
-        k: HeadView<'a, T>,
-        v: HeadView<'a, T>,
+        [q, k, v]: [&'a Tensor; 3],
         config: &'a AttentionConfig,
-    ) -> Self {
+        bias: Option<&'a Tensor>,
+    ) -> Result<Self> {
         let dropout = config.dropout.as_ref().filter(|dropout| dropout.p > 0.0);
         let scale = Real::from_f64(config.scale);
-        AttentionOperands {
+        Ok(AttentionOperands {
             shape,
-            q,
-            k,
-            v,
+            q: HeadView::from_tensor(q)?,
+            k: HeadView::from_tensor(k)?,
+            v: HeadView::from_tensor(v)?,
             scale,
             mask: config.mask,
             // A wider window than all positions is none.
             window: config.window.filter(|&window| window < shape.queries + shape.keys),
             ranges: config.ranges.as_ref(),
             softcap: config.softcap.map(Real::from_f64),
+            bias: bias.map(BiasView::from_tensor).transpose()?,
             dropout,
             blocks: SmallGemm::best(),
+        })
+    }
+
+    /// Whether the kernels in tile registers, which know neither soft caps nor biases, compute this call.
+    #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+    pub(super) fn fits_tiles(&self) -> bool {
+        self.blocks.has_tiles() && self.softcap.is_none() && self.bias.is_none()
+    }
+
+    /// Adds the bias to the scores of `rows` queries, [`KEYS`] apart: `limit` keys from `key` on.
+    pub(super) fn add_bias(
+        &self,
+        (b, h, query): (usize, usize, usize),
+        rows: usize,
+        (key, limit): (usize, usize),
+        scores: &mut [T::Acc],
+    ) {
+        let Some(bias) = &self.bias else { return };
+        for (r, scores) in scores.chunks_mut(KEYS).take(rows).enumerate() {
+            add(&mut scores[..limit], &bias.row(b, h, query + r)[key..key + limit]);
         }
     }
 
@@ -246,6 +291,13 @@ vectorized! {
             for (slope, &s) in slopes[..width].iter_mut().zip(row) {
                 *slope = A::ONE - (s / cap) * (s / cap);
             }
+        }
+    }
+
+    /// x\[i\] += y\[i\].
+    pub(super) fn add<A: Real>(x: &mut [A], y: &[A]) {
+        for (x, &y) in x.iter_mut().zip(y) {
+            *x += y;
         }
     }
 

@@ -1,0 +1,129 @@
+//! Attention with biases by distance, against a composition in f64, by finite differences, and with a cache.
+
+use ferrotron_autograd::Var;
+use ferrotron_nn::{
+    Attention, AttentionConfig, AttentionMask, Context, KvCache, Mode, Module, PositionBias,
+};
+use ferrotron_tensor::{DType, Device, Result, Tensor};
+
+use crate::layers::{DIMS, attention_config, check, context, normal, scope};
+
+const RELATIVE: PositionBias = PositionBias::Relative { buckets: 4, max_distance: 3 };
+
+fn configs() -> impl Iterator<Item = AttentionConfig> {
+    [PositionBias::Alibi, RELATIVE].into_iter().flat_map(|bias| {
+        [AttentionMask::Causal, AttentionMask::None].into_iter().map(move |mask| AttentionConfig {
+            mask,
+            position_bias: Some(bias),
+            ..attention_config(2, None, 0.0)
+        })
+    })
+}
+
+#[test]
+fn every_bias_by_finite_differences() -> Result<()> {
+    let device = Device::cpu(1)?;
+    for config in configs() {
+        let config =
+            AttentionConfig { window: Some(2), softcap: Some(0.5), dropout: 0.3, ..config };
+        let attention = Attention::new(&scope(&device).child("attn"), &config)?;
+        for ctx in [context(Mode::Train), context(Mode::Train).with_key_lengths(&[3, 2])?] {
+            let fresh = || ctx.clone().micro_batch(0, DIMS[0]);
+            check(&device, &attention, |x| attention.forward(&fresh(), x, None))
+                .map_err(|error| error.at(&format!("{config:?}")))?;
+        }
+    }
+    Ok(())
+}
+
+/// The bias of head `head` of 4 for a query and a key, as the papers state it. Of 4 buckets up to a distance of 3, causal
+/// queries give 0, 1 and 2 to these distances and 3 to all farther; others have two buckets in each direction.
+fn stated(config: &AttentionConfig, table: &[f64], head: usize, query: usize, key: usize) -> f64 {
+    let distance = query.abs_diff(key);
+    let bucket = match (config.position_bias, config.mask) {
+        (Some(PositionBias::Alibi), _) => {
+            return -(distance as f64) * 0.25_f64.powi(head as i32 + 1);
+        }
+        (_, AttentionMask::Causal) => distance.min(3),
+        _ => distance.min(1) + if key > query { 2 } else { 0 },
+    };
+    table[bucket * 4 + head]
+}
+
+#[test]
+fn values_are_those_of_a_composition() -> Result<()> {
+    let (device, [b, t, h, d]) = (Device::cpu(1)?, [2, 3, 4, 2]);
+    for config in configs() {
+        let attention = Attention::new(&scope(&device).child("attn"), &config)?;
+        let params = attention.params();
+        let table = params.iter().find(|param| param.name().ends_with("relative_bias"));
+        let table = table.map_or(Ok(Vec::new()), |param| param.leaf().value()?.to_f64())?;
+        let named = |name: &str| {
+            params.iter().find(|param| param.name() == format!("attn.{name}")).unwrap().var()
+        };
+        let x = Var::constant(normal(&device, &DIMS, "x")?);
+        let qkv = x.linear(&named("qkv.weight")?, Some(&named("qkv.bias")?))?;
+        let mut heads = Vec::new();
+        for head in 0..h {
+            let part = |at: usize| qkv.narrow(2, at * d, d);
+            let (q, k, v) = (part(head)?, part(h + head / 2)?, part(h + 2 + head / 2)?);
+            let bias: Vec<f64> = (0..t * t)
+                .map(|i| match config.mask == AttentionMask::Causal && i % t > i / t {
+                    true => f64::NEG_INFINITY,
+                    false => stated(&config, &table, head, i / t, i % t),
+                })
+                .collect();
+            let bias = Var::constant(Tensor::from_slice(&device, &bias, &[t, t])?);
+            let scores = q.matmul(&k.transpose(1, 2)?)?.mul_scalar(0.5_f64.sqrt())?.add(&bias)?;
+            heads.push(scores.softmax(-1)?.matmul(&v)?);
+        }
+        let joined = Var::concat(&heads.iter().collect::<Vec<_>>(), 2)?;
+        let want = joined.linear(&named("proj.weight")?, Some(&named("proj.bias")?))?;
+        let got = attention.forward(&Context::eval(b, t), &x, None)?;
+        for (got, want) in got.value().to_f64()?.iter().zip(want.value().to_f64()?) {
+            assert!((got - want).abs() <= 1e-13, "{config:?}: {got}, {want}");
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn a_cache_continues_the_positions() -> Result<()> {
+    let device = Device::cpu(1)?;
+    for config in configs().filter(|config| config.mask == AttentionMask::Causal) {
+        let attention = Attention::new(&scope(&device).child("attn"), &config)?;
+        let x = Var::constant(normal(&device, &[2, 9, 4], "x")?);
+        let want = attention.forward(&Context::eval(2, 9), &x, None)?.value().to_f64()?;
+        let mut cache = KvCache::new(&device, DType::F64, 2, 9, &config)?;
+        let mut parts = Vec::new();
+        for (start, len) in [(0, 4), (4, 1), (5, 3), (8, 1)] {
+            let part = x.narrow(1, start, len)?;
+            parts.push(attention.forward(&Context::eval(2, len), &part, Some(&mut cache))?);
+        }
+        let got = Var::concat(&parts.iter().collect::<Vec<_>>(), 1)?.value().to_f64()?;
+        for (got, want) in got.iter().zip(want) {
+            assert!((got - want).abs() <= 1e-13, "{config:?}: {got}, {want}");
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn buckets_that_hold_no_distance_are_refused() -> Result<()> {
+    let device = Device::cpu(1)?;
+    let says = |buckets, max_distance, mask| {
+        let position_bias = Some(PositionBias::Relative { buckets, max_distance });
+        let config = AttentionConfig { mask, position_bias, ..attention_config(2, None, 0.0) };
+        Attention::new(&scope(&device).child("attn"), &config).unwrap_err().to_string()
+    };
+    assert_eq!(
+        says(1, 128, AttentionMask::Causal),
+        "attn: attention: relative positions need 2 or more buckets and a max_distance above 0, got 1 buckets and 128"
+    );
+    assert_eq!(
+        says(32, 8, AttentionMask::None),
+        "attn: attention: relative positions need an even number of 4 or more buckets and a max_distance above 8, \
+         got 32 buckets and 8"
+    );
+    Ok(())
+}
