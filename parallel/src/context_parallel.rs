@@ -116,7 +116,7 @@ impl ContextParallel {
             );
             return Err(Error::shape("ring_attention", message));
         }
-        let qkv = heads.prepare(qkv, held.coordinates())?;
+        let qkv = heads.prepare(qkv, held)?;
         // For the local queries and the keys of all ranks, in the order of positions.
         let (own, all): (Vec<usize>, Vec<usize>) =
             (held.coordinates().collect(), (0..held.global).collect());

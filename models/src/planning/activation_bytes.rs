@@ -57,6 +57,14 @@ impl Activations<'_> {
         2 * self.input() + attention + mlp
     }
 
+    /// Bytes of the table of cosines and sines that all blocks of a rank share for the run: 0 without rotary positions.
+    pub fn rotary_table(&self) -> usize {
+        match self.model.position_embedding_type {
+            PositionEmbedding::Rope => self.positions * self.model.rotary_dim() * self.statistic(),
+            PositionEmbedding::LearnedAbsolute => 0,
+        }
+    }
+
     fn tokens(&self) -> usize {
         self.batch * self.positions
     }
@@ -85,15 +93,10 @@ impl Activations<'_> {
         self.tokens() * width / self.tensor * self.dtype.size()
     }
 
-    /// The result of attention, the log-sum-exp of each row and, with rotary positions, the table of cosines and
-    /// sines. With norms of queries and keys also the projection before them, and their statistics.
+    /// The result of attention and the log-sum-exp of each row. With norms of queries and keys also the projection before them, and their statistics.
     fn attended(&self) -> usize {
         let GptConfig { num_attention_heads: heads, kv_channels, .. } = *self.model;
         let result = heads * kv_channels * self.dtype.size();
-        let table = match self.model.position_embedding_type {
-            PositionEmbedding::Rope => self.positions * self.model.rotary_dim() * self.statistic(),
-            PositionEmbedding::LearnedAbsolute => 0,
-        };
         let normed = match self.model.qk_layernorm {
             true => {
                 let rows = heads + self.model.num_query_groups;
@@ -101,7 +104,7 @@ impl Activations<'_> {
             }
             false => 0,
         };
-        self.tokens() * (result + heads * self.statistic()) / self.tensor + table + normed
+        self.tokens() * (result + heads * self.statistic()) / self.tensor + normed
     }
 
     /// The input of the activation function; for SwiGLU also its result.

@@ -103,7 +103,7 @@ pub struct RankMemory {
     pub logits_bytes: usize,
     /// Sharded weights and gradients while they are gathered.
     pub buffers_bytes: usize,
-    /// Unsaved values, and temporaries of operations.
+    /// Unsaved values, temporaries of operations, and the tables that layers share.
     pub workspace_bytes: usize,
     /// All device memory.
     pub total_bytes: usize,
@@ -122,7 +122,9 @@ impl RankMemory {
             activations_bytes: stats.peak_bytes(Category::Saved),
             logits_bytes: stats.peak_bytes(Category::Logits),
             buffers_bytes: stats.peak_bytes(Category::Communication),
-            workspace_bytes: stats.peak_bytes(Category::Workspace) + own,
+            workspace_bytes: stats.peak_bytes(Category::Workspace)
+                + stats.peak_bytes(Category::Tables)
+                + own,
             total_bytes: stats.peak + own,
             host_bytes: device.memory_of(MemoryKind::Host).peak,
         }

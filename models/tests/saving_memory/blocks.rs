@@ -62,6 +62,8 @@ pub struct Pass {
     pub kept: [usize; 3],
     /// Most bytes kept in the pool at any time.
     pub peak: usize,
+    /// Bytes of tables that the blocks share.
+    pub tables: usize,
 }
 
 impl Pass {
@@ -99,11 +101,13 @@ pub fn pass(
     let mut values = vec![y.value().to_f64()?];
     backward(&[(&y, dy)], WeightGrads::Now)?.run()?;
     let peak = device.memory().peak_bytes(Category::Saved);
+    let tables = device.memory().peak_bytes(Category::Tables);
     for leaf in [&x].into_iter().chain(gpt.params().iter().map(|param| param.leaf())) {
         values.push(leaf.gradient()?.expect("a gradient").to_f64()?);
     }
     // With the last handle the thread ends, which may still hold what it has been told to fetch.
     drop((y, gpt));
     assert_eq!([MemoryKind::Device, MemoryKind::Host].map(in_pool), [0, 0], "backward used all up");
-    Ok(Pass { values, kept, peak })
+    assert_eq!(device.memory().bytes(Category::Tables), 0, "the tables go with the model");
+    Ok(Pass { values, kept, peak, tables })
 }

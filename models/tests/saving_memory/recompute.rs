@@ -54,6 +54,7 @@ fn blocks_keep_the_bytes_of_the_formula() {
                         let what =
                             format!("tp {tp} cp {cp} {sequence:?} {dtype} {recompute:?} {model:?}");
                         assert_eq!(found.kept, [want, want, 0], "nodes, pool, host: {what}");
+                        assert_eq!(found.tables, activations.rotary_table(), "tables: {what}");
                         assert!(found.bits() == plain, "other bits: {what}");
                     }
                 }

@@ -7,11 +7,11 @@ use ferrotron_autograd::ops::concat::concat;
 use ferrotron_tensor::ops::attention::{
     AttentionConfig as Scores, AttentionDropout, AttentionMask, KeyRanges, attention, split_packed,
 };
-use ferrotron_tensor::ops::rotary::RotaryTable;
 use ferrotron_tensor::{At, Error, RandomKey, Result, ShardSpec};
 use std::ops::Range;
 
 use crate::layers::position_bias::BiasPlace;
+use crate::layers::rotary_tables::{Angles, RotaryTables};
 use crate::{
     AttentionConfig, Axis, Context, DimShard, KvCache, Mode, Module, Param, PositionBias, RmsNorm,
     Scope, WeightDecay,
@@ -27,6 +27,8 @@ pub struct AttentionHeads {
     k_norm: Option<RmsNorm>,
     /// Relative positions: a number for each bucket and query head of the layer.
     relative: Option<Param>,
+    #[module(skip)]
+    tables: RotaryTables,
 }
 
 impl AttentionHeads {
@@ -99,6 +101,7 @@ impl AttentionHeads {
             q_norm: norm("q_norm"),
             k_norm: norm("k_norm"),
             relative,
+            tables: scope.rotary_tables().clone(),
         })
     }
 
@@ -130,7 +133,7 @@ impl AttentionHeads {
         let scores = self.attention_config(ctx, key, &ctx.sequence, &ctx.sequence)?;
         let (heads, groups) = (self.heads(), self.groups());
         let Some(cache) = cache else {
-            let qkv = self.prepare(qkv, ctx.sequence.coordinates())?;
+            let qkv = self.prepare(qkv, &ctx.sequence)?;
             let positions: Vec<usize> = ctx.sequence.coordinates().collect();
             return match self.position_bias(&qkv, &positions, &positions)? {
                 Some(bias) => packed_attention_with_bias(&qkv, &bias, heads, groups, &scores),
@@ -150,7 +153,7 @@ impl AttentionHeads {
         let keys: Vec<usize> = (0..cache.len() + positions).collect();
         let bias = self.position_bias(&qkv, &keys[cache.len()..], &keys)?;
         let scores = Scores { bias: bias.map(Var::into_value), ..scores };
-        let qkv = self.prepare(qkv, cache.len()..cache.len() + positions)?;
+        let qkv = self.prepare(qkv, &DimShard::part(cache.capacity(), cache.len(), positions))?;
         // (B, T, H, D), (B, T, G, D) twice
         let (q, k, v) = split_packed(qkv.value(), heads, groups)?;
         let (k, v) = cache.append(&k, &v)?; // (B, S, G, D)
@@ -160,8 +163,8 @@ impl AttentionHeads {
     }
 
     /// Normalizes the queries and keys of a packed projection and rotates them by their `positions`. Returns it unchanged
-    /// if the layer does neither.
-    pub fn prepare(&self, qkv: Var, positions: impl IntoIterator<Item = usize>) -> Result<Var> {
+    /// if the layer does neither. All layers of a model share the table of angles, which is computed once.
+    pub fn prepare(&self, qkv: Var, positions: &DimShard) -> Result<Var> {
         let AttentionConfig { head_dim, rotary_base, .. } = self.config;
         if rotary_base.is_none() && self.q_norm.is_none() {
             return Ok(qkv);
@@ -180,8 +183,10 @@ impl AttentionHeads {
             by_head = concat(&[&q, &k, &v], 2)?;
         }
         if let Some(base) = rotary_base {
-            let dim = self.config.rotary_dim();
-            let table = RotaryTable::new(qkv.device(), qkv.dtype(), positions, dim, base)?;
+            let (device, dtype) = (qkv.device().clone(), qkv.dtype());
+            let (dim, runs) = (self.config.rotary_dim(), positions.pieces.to_vec());
+            let angles = Angles { device, dtype, dim, base, positions: runs };
+            let table = self.tables.get(&angles, positions.global)?;
             by_head = by_head.rotary(&table, heads + groups)?;
         }
         by_head.reshape(&packed)

@@ -30,6 +30,11 @@ impl KvCache {
         })
     }
 
+    /// The most positions that it can hold.
+    pub fn capacity(&self) -> usize {
+        self.keys.dims()[1]
+    }
+
     /// Number of cached positions.
     pub fn len(&self) -> usize {
         self.len

@@ -11,3 +11,4 @@ pub(crate) mod linear;
 pub(crate) mod mlp;
 pub(crate) mod norm;
 pub(crate) mod position_bias;
+pub(crate) mod rotary_tables;

@@ -6,6 +6,7 @@ use ferrotron_autograd::{Leaf, Var};
 use ferrotron_tensor::{At, DType, Device, Error, RandomKey, Result, ShardSpec};
 use std::sync::Arc;
 
+use crate::layers::rotary_tables::RotaryTables;
 use crate::params::options::{OptionsByName, ParamOptions};
 use crate::params::registry::{Entry, Registry};
 use crate::{Axis, AxisSet, Init, ModuleSummary, SummaryRow};
@@ -269,6 +270,7 @@ pub struct Scope {
     grad_whole: AxisSet,
     options: OptionsByName,
     registry: Registry,
+    rotary_tables: RotaryTables,
 }
 
 impl Scope {
@@ -286,6 +288,7 @@ impl Scope {
             grad_whole: AxisSet::none(),
             options: OptionsByName::default(),
             registry: Registry::default(),
+            rotary_tables: RotaryTables::default(),
         }
     }
 
@@ -366,6 +369,11 @@ impl Scope {
     /// The device of the parameters.
     pub fn device(&self) -> &Device {
         &self.device
+    }
+
+    /// The rotary tables that layers of this scope and its children share.
+    pub(crate) fn rotary_tables(&self) -> &RotaryTables {
+        &self.rotary_tables
     }
 
     /// An unsharded parameter. Its memory is allocated when the value is first read.

@@ -34,11 +34,13 @@ pub enum Category {
     Logits,
     /// Temporary buffers of collectives.
     Communication,
+    /// Tables that layers share for a run: the cosines and sines of rotary positions.
+    Tables,
 }
 
 impl Category {
     /// Every category, in declaration order.
-    pub const ALL: [Category; 7] = [
+    pub const ALL: [Category; 8] = [
         Category::Workspace,
         Category::Weights,
         Category::Gradients,
@@ -46,6 +48,7 @@ impl Category {
         Category::Saved,
         Category::Logits,
         Category::Communication,
+        Category::Tables,
     ];
 }
 

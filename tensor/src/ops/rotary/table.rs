@@ -1,7 +1,9 @@
 //! The angles of a rotary embedding, and the direction of a rotation.
 
 use crate::ops::rows::for_rows;
-use crate::{DType, Device, Element, Error, Real, Result, Scalar, Tensor, dispatch_float};
+use crate::{
+    Category, DType, Device, Element, Error, Real, Result, Scalar, Tensor, dispatch_float,
+};
 
 /// Nanoseconds of a sine or cosine in f64, roughly.
 const TRIGONOMETRIC: usize = 8;
@@ -15,7 +17,7 @@ pub enum Direction {
     Backward,
 }
 
-/// Cosines and sines of each position, computed once for all layers and steps.
+/// Cosines and sines of each position. Their memory counts as [`Category::Tables`].
 #[derive(Debug, Clone)]
 pub struct RotaryTable {
     pub(super) cos: Tensor, // (T, R/2)
@@ -74,7 +76,9 @@ impl RotaryTable {
                 fill(table.as_mut_slice()?);
                 Ok::<_, Error>(table)
             };
-            Ok(RotaryTable { cos: make(f64::cos)?, sin: make(f64::sin)? })
+            let (cos, sin) = (make(f64::cos)?, make(f64::sin)?);
+            [&cos, &sin].into_iter().for_each(|table| table.set_category(Category::Tables));
+            Ok(RotaryTable { cos, sin })
         })
     }
 
@@ -89,17 +93,6 @@ impl RotaryTable {
     /// Number of positions in the table.
     pub fn positions(&self) -> usize {
         self.cos.dims()[0]
-    }
-
-    /// A table from cosines and sines, each (T, R/2).
-    ///
-    /// Errors if their dims or dtypes differ.
-    pub fn from_tensors(cos: Tensor, sin: Tensor) -> Result<RotaryTable> {
-        if cos.rank() != 2 || (cos.dims(), cos.dtype()) != (sin.dims(), sin.dtype()) {
-            let message = format!("needs two of (T, R/2), got {cos:?} and {sin:?}");
-            return Err(Error::shape("rotary_table", message));
-        }
-        Ok(RotaryTable { cos, sin })
     }
 
     /// Cosines and sines, each (T, R/2).
