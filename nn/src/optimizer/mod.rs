@@ -91,10 +91,16 @@ impl Optimizer {
     ///
     /// # Errors
     ///
-    /// Errors, without any change, as [`Optimizer::check_finite`] and [`Optimizer::step_with`] do. Errors for a rule with
-    /// sums over ranks if parameters are sharded: see [`Optimizer::step_with`].
+    /// Errors, without any change, if all parameters are frozen, and as [`Optimizer::check_finite`] and
+    /// [`Optimizer::step_with`] do. Errors for a rule with sums over ranks if parameters are sharded: see
+    /// [`Optimizer::step_with`].
     pub fn step(&mut self, buffers: &ParamAndGradBuffer, step: &StepConfig) -> Result<()> {
-        let Some(param) = buffers.params().next() else { return Ok(()) };
+        let Some(param) = buffers.params().next() else {
+            buffers.check_owned()?;
+            let count = buffers.frozen().len();
+            let message = format!("all {count} parameters are frozen: nothing is left to train");
+            return Err(Error::config("optimizer", message));
+        };
         self.check_finite(buffers, step)?;
         let step = DeviceStepParams::new(param.leaf().device(), &self.numbers(step))?;
         self.step_with(buffers, &step, &mut |_, _| {
@@ -107,13 +113,14 @@ impl Optimizer {
     /// factor of the gradients, or a gradient, whose parameter the error names. Reads all gradients once; a fake device
     /// has none. Errors as [`ParamAndGradBuffer::settle_unused`] too.
     pub fn check_finite(&self, buffers: &ParamAndGradBuffer, step: &StepConfig) -> Result<()> {
-        let Some(param) = buffers.params().next() else { return Ok(()) };
         let number = self.step + 1;
-        buffers.settle_unused()?;
         if !step.lr.is_finite() {
             let message = format!("step {number}: the learning rate is {}", step.lr);
             return Err(Error::value("optimizer", message));
         }
+        buffers.settle_unused()?;
+        // Also on a pipeline stage whose parameters are frozen: it refuses together with the others.
+        let Some(param) = buffers.params().next() else { return Ok(()) };
         let fake = param.leaf().device().is_fake();
         if step.grad_scale.is_finite() && (fake || buffers.gradients_are_finite()?) {
             return Ok(());

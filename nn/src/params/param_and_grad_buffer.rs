@@ -46,13 +46,17 @@ impl ParamAndGradBuffer {
     /// Moves the values of `params` into flat buffers; lazy values are initialised there. Frozen parameters stay where
     /// they are.
     ///
-    /// Errors if two parameters have the same name or their dtypes differ.
+    /// Errors if there is no parameter, two have the same name, or their dtypes differ.
     pub fn new(params: &[Param]) -> Result<ParamAndGradBuffer> {
         Self::with_config(params, &BufferConfig::default())
     }
 
     /// Like [`ParamAndGradBuffer::new`], with bounded bucket sizes and optional sharding.
     pub fn with_config(params: &[Param], config: &BufferConfig) -> Result<ParamAndGradBuffer> {
+        if params.is_empty() {
+            let message = "there is no parameter to train: `Module::visit` meets none";
+            return Err(Error::config("parameters", message));
+        }
         let mut names = HashSet::new();
         for param in params {
             if !names.insert(param.name()) {
@@ -84,7 +88,7 @@ impl ParamAndGradBuffer {
             })
             .collect::<Result<_>>()?;
         let token = Arc::new(());
-        params.iter().chain(&frozen).for_each(|param| param.entry().set_owned(&token));
+        params.iter().chain(&frozen).for_each(|param| param.entry().set_buffers(&token));
         Ok(ParamAndGradBuffer { groups, frozen, _token: token })
     }
 
@@ -123,11 +127,12 @@ impl ParamAndGradBuffer {
         Err(unused_error(missing.iter().map(String::as_str)))
     }
 
-    /// Errors, naming them, if a scope that made one of these parameters also made others that still exist and are in
-    /// no buffer. They would never be trained. The first step of an [`Optimizer`](crate::Optimizer) calls this.
+    /// Errors, naming them, if a scope that made one of these parameters, trainable or frozen, also made others that
+    /// still exist and that no existing buffer holds: they would never be trained. The first step of an
+    /// [`Optimizer`](crate::Optimizer) calls this.
     pub fn check_owned(&self) -> Result<()> {
         let mut roots: Vec<&Param> = Vec::new();
-        for param in self.params() {
+        for param in self.params().chain(&self.frozen) {
             if !roots.iter().any(|root| root.entry().has_root_of(param.entry())) {
                 roots.push(param);
             }

@@ -2,7 +2,6 @@
 //! buffer owns, so that they would never be trained.
 
 use std::fmt;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 /// Every parameter that scopes of one root have made and that still exists.
@@ -12,8 +11,6 @@ pub(crate) struct Registry(Arc<Mutex<Vec<Weak<Entry>>>>);
 /// The entry of one parameter, shared by its handles.
 pub(crate) struct Entry {
     name: String,
-    /// Whether a buffer holds its value and gradient.
-    owned: AtomicBool,
     /// Belongs to the buffers that hold it, or treat it as frozen.
     buffers: Mutex<Weak<()>>,
     registry: Registry,
@@ -24,7 +21,6 @@ impl Registry {
     pub fn add(&self, name: &str) -> Arc<Entry> {
         let entry = Arc::new(Entry {
             name: name.to_string(),
-            owned: AtomicBool::new(false),
             buffers: Mutex::default(),
             registry: self.clone(),
         });
@@ -54,20 +50,18 @@ impl Entry {
     }
 
     /// Registers that buffers, which keep `token` alive, hold the parameter or treat it as frozen.
-    pub fn set_owned(&self, token: &Arc<()>) {
-        self.owned.store(true, Relaxed);
+    pub fn set_buffers(&self, token: &Arc<()>) {
         *self.buffers.lock().unwrap_or_else(PoisonError::into_inner) = Arc::downgrade(token);
     }
 
-    /// Returns whether the buffers of the last [`Entry::set_owned`] still exist.
+    /// Returns whether the buffers of the last [`Entry::set_buffers`] still exist.
     pub fn is_in_buffers(&self) -> bool {
         self.buffers.lock().unwrap_or_else(PoisonError::into_inner).strong_count() > 0
     }
 
-    /// The names of the existing parameters of the same root that no buffer holds.
+    /// The names of the existing parameters of the same root that no existing buffer holds.
     pub fn unowned_siblings(&self) -> Vec<String> {
-        let unowned =
-            self.registry.existing().into_iter().filter(|entry| !entry.owned.load(Relaxed));
+        let unowned = self.registry.existing().into_iter().filter(|entry| !entry.is_in_buffers());
         unowned.map(|entry| entry.name.clone()).collect()
     }
 

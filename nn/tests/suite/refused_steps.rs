@@ -5,6 +5,7 @@ use ferrotron_nn::{
     AdafactorConfig, Bias, Init, Linear, Module, Optimizer, OptimizerConfig, Param,
     ParamAndGradBuffer, Scope, StepConfig, clip_coefficient,
 };
+use ferrotron_tensor::ops::step::DeviceStepParams;
 use ferrotron_tensor::{DType, Device, Result, Tensor};
 
 use crate::gradients::values;
@@ -70,6 +71,58 @@ fn a_parameter_that_visit_forgets_is_named_by_the_first_step() -> Result<()> {
     pair.forward(&input(&device, 1.0)?)?.sum_all()?.backward()?;
     optimizer.step(&buffers, &STEP)?;
     other.step(&others, &STEP)
+}
+
+#[test]
+fn a_step_that_trains_nothing_is_refused() -> Result<()> {
+    let device = Device::cpu(1)?;
+    let scope = Scope::new(&device, DType::F64, 1);
+    let error = ParamAndGradBuffer::new(&[]).err().expect("a refusal").to_string();
+    assert_eq!(error, "parameters: there is no parameter to train: `Module::visit` meets none");
+
+    let pair = Pair::new(&scope, false)?;
+    pair.freeze(|_| true)?;
+    let buffers = ParamAndGradBuffer::new(&pair.params())?;
+    let mut optimizer = Optimizer::new(OptimizerConfig::SGD, &buffers)?;
+    let error = optimizer.step(&buffers, &STEP).unwrap_err().to_string();
+    assert_eq!(error, "optimizer: all 4 parameters are frozen: nothing is left to train");
+    assert_eq!(optimizer.steps(), 0);
+    Ok(())
+}
+
+/// A stage of a pipeline may have nothing but frozen parameters, and goes through the steps of the others.
+#[test]
+fn a_parameter_forgotten_beside_frozen_ones_is_named() -> Result<()> {
+    let device = Device::cpu(1)?;
+    let pair = Pair::new(&Scope::new(&device, DType::F64, 1), true)?;
+    pair.first.freeze(|_| true)?;
+    let buffers = ParamAndGradBuffer::new(&pair.params())?;
+    let mut optimizer = Optimizer::new(OptimizerConfig::SGD, &buffers)?;
+    let of_pipeline = DeviceStepParams::new(&device, &optimizer.numbers(&STEP))?;
+    let errors = [
+        optimizer.step(&buffers, &STEP).unwrap_err(),
+        optimizer.step_with(&buffers, &of_pipeline, &mut |_, sum| Ok(sum)).unwrap_err(),
+    ];
+    for error in errors.map(|error| error.to_string()) {
+        let start =
+            "parameters: the model's scope made 'second.weight', 'second.bias', but no buffer";
+        assert!(error.starts_with(start), "{error}");
+    }
+    Ok(())
+}
+
+#[test]
+fn buffers_that_are_gone_hold_nothing() -> Result<()> {
+    let device = Device::cpu(1)?;
+    let pair = Pair::new(&Scope::new(&device, DType::F64, 1), true)?;
+    drop(ParamAndGradBuffer::new(&pair.second.params())?);
+    let buffers = ParamAndGradBuffer::new(&pair.params())?;
+    let mut optimizer = Optimizer::new(OptimizerConfig::SGD, &buffers)?;
+    buffers.zero_gradients();
+    pair.forward(&input(&device, 1.0)?)?.sum_all()?.backward()?;
+    let error = optimizer.step(&buffers, &STEP).unwrap_err().to_string();
+    assert!(error.contains("made 'second.weight', 'second.bias', but no buffer"), "{error}");
+    Ok(())
 }
 
 #[test]
