@@ -28,6 +28,7 @@ mod replicas;
 mod sharded_weights;
 mod traffic;
 mod unused;
+mod update;
 mod whole_parameters;
 
 pub use config::{DataParallelConfig, ReplicaCheck, unsupported_reason};
@@ -35,10 +36,8 @@ pub use traffic::ExpectedTraffic;
 
 use ferrotron_autograd::Leaf;
 use ferrotron_nn::{
-    Axis, AxisSet, BufferConfig, Module, Optimizer, Param, ParamAndGradBucket, ParamAndGradBuffer,
-    ShardedSum, Sharding, StepConfig,
+    Axis, AxisSet, BufferConfig, Module, Param, ParamAndGradBucket, ParamAndGradBuffer, Sharding,
 };
-use ferrotron_tensor::ops::step::DeviceStepParams;
 use ferrotron_tensor::{DType, Device, Error, Result, ShardSpec, Tensor};
 use std::collections::HashMap;
 use std::ops::Range;
@@ -290,49 +289,6 @@ impl DataParallel {
 
     fn device(&self) -> &Device {
         &self.device
-    }
-
-    /// Updates the weights that this rank owns. If ranks own shards of replicated weights, it then gathers the
-    /// weights; if ranks take independent steps and the period has ended, it averages them.
-    ///
-    /// All ranks along the batch axes must call this in the same steps.
-    ///
-    /// # Errors
-    ///
-    /// Errors, without any change on this rank, if the gradient norm is not finite: see
-    /// [`Optimizer::check_finite`]. With a factor from [`clip_coefficient`](ferrotron_nn::clip_coefficient) of
-    /// [`DataParallel::grad_norm`], all ranks do.
-    pub fn update(&self, optimizer: &mut Optimizer, step: &StepConfig) -> Result<()> {
-        optimizer.check_finite(self.buffers(), step)?;
-        let step = DeviceStepParams::new(self.device(), &optimizer.numbers(step))?;
-        self.update_with(optimizer, &step)
-    }
-
-    /// Like [`DataParallel::update`], with the next step's [parameters](Optimizer::numbers) in device memory.
-    pub fn update_with(&self, optimizer: &mut Optimizer, step: &DeviceStepParams) -> Result<()> {
-        let shared = &self.shared;
-        shared.reshard_weights()?;
-        let tensor = shared.mesh.axis(Axis::Tensor);
-        optimizer.step_with(&shared.buffers, step, &mut |what, parts| match what {
-            // Separate call sites: error messages and tests identify collectives by their line.
-            ShardedSum::Squares => tensor.all_reduce(parts, Reduction::Sum)?.wait(),
-            ShardedSum::Updates => tensor.all_reduce(parts, Reduction::Sum)?.wait(),
-            ShardedSum::Shards => tensor.all_reduce(parts, Reduction::Sum)?.wait(),
-        })?;
-        match shared.sharding() {
-            Sharding::None if shared.is_local() => {
-                match shared.steps_to_synchronization(optimizer.steps()) {
-                    0 => shared.average_weights(),
-                    _ => Ok(()),
-                }
-            }
-            Sharding::None | Sharding::Weights => Ok(()),
-            Sharding::Optimizer | Sharding::Gradients => {
-                let gather = |group: &ParamAndGradBucket| shared.gather_weights(group);
-                let works = shared.buffers.groups().iter().map(gather);
-                works.collect::<Result<Vec<_>>>()?.into_iter().try_for_each(Work::wait)
-            }
-        }
     }
 
     /// Number of steps, after `steps` steps of the run, until all ranks along the batch axes have equal weights: 0

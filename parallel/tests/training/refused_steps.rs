@@ -2,8 +2,8 @@
 
 use ferrotron_autograd::Var;
 use ferrotron_nn::{
-    Bias, Init, Linear, Module, Optimizer, OptimizerConfig, Param, Scope, Sharding, StepConfig,
-    clip_coefficient,
+    Axis, Bias, Init, Linear, Module, Optimizer, OptimizerConfig, Param, Scope, Sharding,
+    StepConfig, clip_coefficient,
 };
 use ferrotron_parallel::collective::{World, WorldConfig, run_threads};
 use ferrotron_parallel::data_parallel::{DataParallel, DataParallelConfig};
@@ -69,28 +69,77 @@ fn hooks_see_a_ranks_own_gradient_and_leave_the_reduction_alone() -> Result<()> 
     Ok(())
 }
 
+/// One step of `layer` with the gradient of rank `bad` NaN in its last element: the refusal of this rank, and its
+/// weights after it.
+fn refusal(
+    mesh: &Mesh,
+    layer: &Linear,
+    sharding: Sharding,
+    clip: Clip,
+) -> Result<(String, Vec<f64>)> {
+    let config = DataParallelConfig { sharding, ..DataParallelConfig::default() };
+    let parallel = DataParallel::new(&[layer], mesh, &config)?;
+    let mut optimizer = Optimizer::new(OptimizerConfig::ADAMW, parallel.buffers())?;
+    parallel.begin_step(1);
+    layer.weight().leaf().accumulate_with(|gradient, _| {
+        let gradient = gradient.as_mut_slice::<f64>()?;
+        gradient.fill(1.0);
+        *gradient.last_mut().expect("an element") = [1.0, f64::NAN][usize::from(mesh.rank() == 1)];
+        Ok(())
+    })?;
+    parallel.end_backward()?;
+    parallel.finish_step()?;
+    let grad_scale = match clip {
+        Clip::Yes => clip_coefficient(parallel.grad_norm()?, 1.0),
+        Clip::No => 1.0,
+    };
+    let step = StepConfig { lr: 0.1, grad_scale };
+    let error = parallel.update(&mut optimizer, &step).unwrap_err().to_string();
+    assert_eq!(optimizer.steps(), 0);
+    Ok((error, layer.weight().leaf().value()?.to_f64()?))
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Clip {
+    Yes,
+    No,
+}
+
+/// Also where only one rank sees the NaN: a stage of a pipeline, or the owner of a shard.
 #[test]
 fn a_gradient_that_is_not_finite_on_one_rank_stops_all() -> Result<()> {
-    for sharding in Sharding::ALL {
-        let results = run_threads(2, &WorldConfig::default(), |world| {
-            let (mesh, layer) = (two_ranks(&world)?, layer()?);
-            let config = DataParallelConfig { sharding, ..DataParallelConfig::default() };
-            let parallel = DataParallel::new(&[&layer], &mesh, &config)?;
-            let mut optimizer = Optimizer::new(OptimizerConfig::ADAMW, parallel.buffers())?;
-            parallel.begin_step(1);
-            backward(&layer, [1.0, f64::NAN][mesh.rank()])?;
-            parallel.end_backward()?;
-            parallel.finish_step()?;
-            let grad_scale = clip_coefficient(parallel.grad_norm()?, 1.0);
-            let step = StepConfig { lr: 0.1, grad_scale };
-            let error = parallel.update(&mut optimizer, &step).unwrap_err().to_string();
-            assert!(error.starts_with("optimizer: step 1: the gradients or their norm"), "{error}");
-            assert!(error.contains("'layer.weight'"), "{error}");
-            let weights: Vec<&Param> = parallel.buffers().params().collect();
-            weights[0].leaf().value()?.to_f64()
-        });
-        for result in results {
-            assert_eq!(result?, [1.0; 2], "{sharding:?}");
+    let along_data = Sharding::ALL.map(|sharding| (ParallelDims::new(2, 1, 1, 1), sharding));
+    let of_model = [(1, 2), (2, 1)]
+        .map(|(tensor, pipeline)| (ParallelDims::new(2, tensor, 1, pipeline), Sharding::None));
+    for (dims, sharding) in along_data.into_iter().chain(of_model) {
+        let dims = dims?;
+        for clip in [Clip::Yes, Clip::No] {
+            let results = run_threads(2, &WorldConfig::default(), |world| {
+                let mesh = Mesh::new(&world, dims, SequenceParallel::Off)?;
+                let mut scope = mesh.scope(&Device::cpu(1)?, DType::F64, 1);
+                if dims.size(Axis::Tensor) == 2 {
+                    scope = scope.sharded_along(Axis::Tensor);
+                }
+                let name = format!("layers.{}", mesh.axis(Axis::Pipeline).rank());
+                let layer = Linear::new(&scope.child(&name), 2, 1, Bias::No, Init::Ones)?;
+                refusal(&mesh, &layer, sharding, clip)
+            });
+            let what = format!("{dims:?} {sharding:?} {clip:?}");
+            for (rank, result) in results.into_iter().enumerate() {
+                let (error, weights) = result?;
+                assert_eq!(weights, [1.0; 2], "{what}");
+                let peer = "optimizer: step 1: rank 1 refuses it, and says why";
+                let own = "optimizer: step 1: the gradients or their norm are not finite";
+                let sees_it =
+                    rank == 1 || matches!(sharding, Sharding::None) && dims.size(Axis::Data) == 2;
+                let named = error.starts_with(own) && error.contains("'layers.");
+                let told = error.starts_with(peer);
+                let clipped = error.starts_with(own) && matches!(clip, Clip::Yes);
+                assert!(
+                    if sees_it { named } else { told || clipped },
+                    "{what} rank {rank}: {error}"
+                );
+            }
         }
     }
     Ok(())

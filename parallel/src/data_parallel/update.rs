@@ -1,0 +1,86 @@
+//! Updates weights on all ranks, or on none: a rank that must refuse the step tells the others before any of them
+//! updates.
+
+use ferrotron_nn::{Axis, Optimizer, ParamAndGradBucket, ShardedSum, Sharding, StepConfig};
+use ferrotron_tensor::ops::step::DeviceStepParams;
+use ferrotron_tensor::{Device, Error, Result, Tensor};
+
+use super::DataParallel;
+use crate::collective::{Group, Reduction, Work};
+
+impl DataParallel {
+    /// Updates the weights that this rank owns. If ranks own shards of replicated weights, it then gathers the
+    /// weights; if ranks take independent steps and the period has ended, it averages them.
+    ///
+    /// All ranks call this in the same steps. It reduces one number over them, to refuse together; over the ranks of
+    /// its model replica only, if replicas take independent steps.
+    ///
+    /// # Errors
+    ///
+    /// Errors on all of these ranks, without any change, if [`Optimizer::check_finite`] refuses the step on one of
+    /// them: a gradient is not finite, say. The others name that rank.
+    pub fn update(&self, optimizer: &mut Optimizer, step: &StepConfig) -> Result<()> {
+        let own = optimizer.check_finite(self.buffers(), step);
+        self.refuse_together(own, optimizer.steps() + 1)?;
+        let step = DeviceStepParams::new(self.device(), &optimizer.numbers(step))?;
+        self.update_with(optimizer, &step)
+    }
+
+    /// Errors if a rank that shares this step gives an error.
+    fn refuse_together(&self, own: Result<()>, step: u64) -> Result<()> {
+        let mesh = &self.shared.mesh;
+        let ranks: &[&Group] = match self.shared.is_local() {
+            true => &[mesh.axis(Axis::Tensor), mesh.axis(Axis::Pipeline)],
+            false => &[mesh.world()],
+        };
+        if self.device().is_fake() || ranks.iter().all(|ranks| ranks.size() == 1) {
+            return own;
+        }
+        // The number of a rank that refuses, from 1. f32 holds numbers up to 2^24 exactly.
+        let number = if own.is_err() { mesh.rank() as f32 + 1.0 } else { 0.0 };
+        let mut refuses = Tensor::from_slice(&Device::cpu(1)?, &[number], &[1])?;
+        for ranks in ranks {
+            refuses = ranks.all_reduce(refuses, Reduction::Max)?.wait()?;
+        }
+        let refuses = refuses.item()?;
+        if refuses == 0.0 {
+            return own;
+        }
+        // A rank that ends with an error ends the calls of the others, which must have the number first.
+        ranks.iter().for_each(|ranks| drop(ranks.barrier().wait()));
+        own?;
+        let message = format!(
+            "step {step}: rank {} refuses it, and says why; weights and optimizer state stay as they are",
+            refuses - 1.0
+        );
+        Err(Error::value("optimizer", message))
+    }
+
+    /// Like [`DataParallel::update`], with the next step's [parameters](Optimizer::numbers) in device memory. It does not
+    /// ask whether gradients are finite: a device that has found them not to be skips the update.
+    pub fn update_with(&self, optimizer: &mut Optimizer, step: &DeviceStepParams) -> Result<()> {
+        let shared = &self.shared;
+        shared.reshard_weights()?;
+        let tensor = shared.mesh.axis(Axis::Tensor);
+        optimizer.step_with(&shared.buffers, step, &mut |what, parts| match what {
+            // Separate call sites: error messages and tests identify collectives by their line.
+            ShardedSum::Squares => tensor.all_reduce(parts, Reduction::Sum)?.wait(),
+            ShardedSum::Updates => tensor.all_reduce(parts, Reduction::Sum)?.wait(),
+            ShardedSum::Shards => tensor.all_reduce(parts, Reduction::Sum)?.wait(),
+        })?;
+        match shared.sharding() {
+            Sharding::None if shared.is_local() => {
+                match shared.steps_to_synchronization(optimizer.steps()) {
+                    0 => shared.average_weights(),
+                    _ => Ok(()),
+                }
+            }
+            Sharding::None | Sharding::Weights => Ok(()),
+            Sharding::Optimizer | Sharding::Gradients => {
+                let gather = |group: &ParamAndGradBucket| shared.gather_weights(group);
+                let works = shared.buffers.groups().iter().map(gather);
+                works.collect::<Result<Vec<_>>>()?.into_iter().try_for_each(Work::wait)
+            }
+        }
+    }
+}
