@@ -26,6 +26,7 @@ mod facts;
 mod reductions;
 mod replicas;
 mod sharded_weights;
+mod stages;
 mod traffic;
 mod unused;
 mod update;
@@ -48,6 +49,7 @@ use crate::mesh::Mesh;
 use checkpoint_shares::CheckpointShares;
 use facts::check_facts;
 use reductions::ReductionState;
+use stages::check_stages;
 
 /// The parameters of this rank, with the reductions of their gradients and their norm.
 ///
@@ -110,7 +112,9 @@ impl DataParallel {
     /// dtypes differ. Errors if [`unsupported_reason`] rejects
     /// the configuration. Errors, naming it, if the facts of a parameter would train it wrongly on `mesh`: a shard that
     /// is said to be replicated, or, with sequence parallelism, a replicated parameter that says nothing of its
-    /// gradients along the tensor axis. Errors, without any change, if a parameter belongs to another `DataParallel`.
+    /// gradients along the tensor axis. Errors, without any change, if a parameter belongs to another `DataParallel`, and
+    /// on all ranks along the pipeline, which exchange the names of their parameters, if two stages hold a parameter that
+    /// is not of a [`Mesh::tied_scope`], or that others than the first and the last stage hold.
     pub fn new(
         modules: &[&dyn Module],
         mesh: &Mesh,
@@ -150,6 +154,7 @@ impl DataParallel {
         // Before anything moves: the buffers of another owner would no longer be those of its parameters.
         let is_free = |param: &Param| param.leaf().set_reduction(|| Ok(())).map(drop);
         params.iter().try_for_each(is_free)?;
+        check_stages(&params, mesh)?;
         let layout = BufferConfig {
             bucket_numel: config.bucket_numel.unwrap_or(usize::MAX),
             sharding: config.sharding,

@@ -6,6 +6,7 @@
 use ferrotron_autograd::{SharedFlatBuffer, lock};
 use ferrotron_nn::{Axis, ParamAndGradBucket, Sharding};
 use ferrotron_tensor::{Device, Error, Result, Tensor};
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 
@@ -32,8 +33,7 @@ impl DataParallel {
     /// # Errors
     ///
     /// Errors, naming the first parameter whose replicas differ, on all ranks along the axis where they do. Errors if
-    /// ranks hold the same elements of a parameter that is declared sharded there, or if two pipeline stages hold a
-    /// parameter that is not declared replicated along the pipeline.
+    /// ranks hold the same elements of a parameter that is declared sharded there.
     pub fn check_replicas(&self) -> Result<()> {
         if self.device().is_fake() {
             return Ok(());
@@ -115,12 +115,9 @@ fn compare(ranks: &Group, axis: Axis, own: &[Replica]) -> Result<()> {
 fn difference(axis: Axis, one: &Replica, other: &Replica) -> Option<String> {
     let declared = |replica: &Replica| replica.replicated[axis as usize];
     if !declared(one) || !declared(other) {
-        let remedy = match axis {
-            Axis::Pipeline => "`mesh.tied_scope(..)` or `scope.replicated_along(Axis::Pipeline)`",
-            _ => "a scope without `sharded_along`",
-        };
         return Some(format!(
-            "both hold these elements, but it is not declared replicated along {axis:?}: make it in {remedy}"
+            "both hold these elements, but it is not declared replicated along {axis:?}: make it in a scope without \
+             `sharded_along`"
         ));
     }
     let remedy = format!(
@@ -135,10 +132,13 @@ fn difference(axis: Axis, one: &Replica, other: &Replica) -> Option<String> {
     })
 }
 
-/// The replicas of every rank of a group.
-fn gather(ranks: &Group, own: &[Replica]) -> Result<Vec<Vec<Replica>>> {
+/// What every rank of a group knows, in the order of the ranks.
+pub(super) fn gather<T: Serialize + DeserializeOwned>(
+    ranks: &Group,
+    own: &[T],
+) -> Result<Vec<Vec<T>>> {
     let device = Device::cpu(1)?;
-    let broken = |error: serde_json::Error| Error::value("check_replicas", error.to_string());
+    let broken = |error: serde_json::Error| Error::value("data_parallel", error.to_string());
     let mut text = serde_json::to_vec(own).map_err(broken)?;
     let length = Tensor::from_slice(&device, &[text.len() as i64], &[1])?;
     let lengths = ranks.all_gather(length, ranks.size())?.wait()?.to_vec::<i64>()?;

@@ -123,19 +123,36 @@ fn gradients_that_differ_between_replicas_are_named() -> Result<()> {
 #[test]
 fn a_parameter_of_two_stages_must_be_declared() -> Result<()> {
     let device = Device::cpu(1)?;
+    let place = |mesh: &Mesh, scope: &Scope, frozen: bool| {
+        let one = vector(scope);
+        one.0.set_trainable(!frozen)?;
+        DataParallel::new(&[&one], mesh, &DataParallelConfig::default()).map(drop)
+    };
+    let plain = |mesh: &Mesh| mesh.scope(&device, DType::F64, 1);
+    for frozen in [false, true] {
+        for result in on_ranks(4, (1, 2), |mesh| place(mesh, &plain(mesh), frozen)) {
+            let error = result.unwrap_err().to_string();
+            let want = "data_parallel: 'weight' is held by pipeline stages 0 and 1: each stage would train a copy";
+            assert!(error.starts_with(want) && error.contains("`mesh.tied_scope(..)`"), "{error}");
+        }
+    }
+    // Replicated, and yet no sum.
+    let half = |mesh: &Mesh| plain(mesh).replicated_along(Axis::Pipeline);
+    for result in on_ranks(2, (1, 2), |mesh| place(mesh, &half(mesh), false)) {
+        assert!(result.unwrap_err().to_string().contains("`mesh.tied_scope(..)`"));
+    }
+    // Only the ends of the pipeline sum their gradients.
+    let ends = |mesh: &Mesh| mesh.tied_scope(&plain(mesh));
+    for result in on_ranks(3, (1, 3), |mesh| place(mesh, &ends(mesh), false)) {
+        let error = result.unwrap_err().to_string();
+        assert!(
+            error.contains("stages 0 and 1: only the first and the last stage can share"),
+            "{error}"
+        );
+    }
     for sharding in [Sharding::None, Sharding::Optimizer] {
         let results = on_ranks(4, (1, 2), |mesh| {
-            step(mesh, &vector(&mesh.scope(&device, DType::F64, 1)), own_gradient(mesh), sharding)
-        });
-        for result in results {
-            let error = result.unwrap_err().to_string();
-            let want = "'weight' on ranks 0 and 1 along Pipeline: both hold these elements, but it is not declared";
-            assert!(error.contains(want), "{error}");
-            assert!(error.contains("`mesh.tied_scope(..)`"), "{error}");
-        }
-        let results = on_ranks(4, (1, 2), |mesh| {
-            let scope = mesh.tied_scope(&mesh.scope(&device, DType::F64, 1));
-            step(mesh, &vector(&scope), own_gradient(mesh), sharding)
+            step(mesh, &vector(&ends(mesh)), own_gradient(mesh), sharding)
         });
         results.into_iter().collect::<Result<Vec<()>>>()?;
     }
