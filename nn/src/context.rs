@@ -209,9 +209,9 @@ impl Context {
         Ok(Context { key_ranges: Some(ranges), ..self })
     }
 
-    /// The random stream of the next call of `site`, a module's global path. Each call within a pass has a stream of
-    /// its own: a layer that is used twice, or two on one path, draw different numbers. They are the same in every
-    /// layout, and in a recomputed region again.
+    /// The random stream of the next call of `site`, the path of a [`RandomSite`](crate::RandomSite). Each call within a
+    /// pass has a stream of its own, so that a layer that is used twice draws different numbers. They are the same in
+    /// every layout, and in a recomputed region again.
     pub fn next_key(&self, site: &str) -> RandomKey {
         match self.calls.next(site) {
             0 => RandomKey::new(self.seed, self.step, site),

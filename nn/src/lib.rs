@@ -47,6 +47,7 @@ pub use params::param::{Module, Param, Scope, WeightDecay};
 pub use params::param_and_grad_bucket::{ParamAndGradBucket, unused_error};
 pub use params::param_and_grad_buffer::ParamAndGradBuffer;
 pub use params::param_patterns::ParamPatterns;
+pub use params::random_site::RandomSite;
 pub use params::summary::{ModuleSummary, SummaryRow};
 
 pub use ferrotron_tensor::ops::attention::AttentionMask;

@@ -13,14 +13,17 @@ use std::ops::Range;
 use crate::layers::position_bias::BiasPlace;
 use crate::layers::rotary_tables::{Angles, RotaryTables};
 use crate::{
-    AttentionConfig, Axis, Context, DimShard, KvCache, Mode, Module, Param, PositionBias, RmsNorm,
-    Scope, WeightDecay,
+    AttentionConfig, Axis, Context, DimShard, KvCache, Mode, Module, Param, PositionBias,
+    RandomSite, RmsNorm, Scope, WeightDecay,
 };
 
 /// A shard of the query heads of an attention layer, with the key and value heads that they share.
 #[derive(Debug, Clone, Module)]
 pub struct AttentionHeads {
     path: String,
+    /// None without dropout.
+    #[module(skip)]
+    dropout_site: Option<RandomSite>,
     config: AttentionConfig,
     local_heads: Range<usize>,
     q_norm: Option<RmsNorm>,
@@ -35,7 +38,7 @@ impl AttentionHeads {
     /// The query heads `held` of the layer at `scope`.
     ///
     /// Errors unless the groups divide the heads, `held` consists of whole groups, no size is 0 and, with rotary
-    /// positions, the head dim is even.
+    /// positions, the head dim is even. Errors if another layer with dropout has this path.
     pub fn new(
         scope: &Scope,
         config: &AttentionConfig,
@@ -69,6 +72,8 @@ impl AttentionHeads {
         if let Some(cap) = config.softcap.filter(|&cap| !(cap > 0.0 && cap.is_finite())) {
             return refuse(format!("softcap must be positive, got {cap}; omit it instead"));
         }
+        let drops = config.dropout > 0.0;
+        let dropout_site = drops.then(|| scope.child("dropout").random_site()).transpose()?;
         let shared = heads / groups;
         if held.is_empty() || held.end > heads || held.start % shared + held.end % shared > 0 {
             return refuse(format!("heads {held:?} of {heads} are not whole groups of {shared}"));
@@ -96,6 +101,7 @@ impl AttentionHeads {
         };
         Ok(AttentionHeads {
             path: scope.path().to_string(),
+            dropout_site,
             config: *config,
             local_heads: held,
             q_norm: norm("q_norm"),
@@ -209,8 +215,8 @@ impl AttentionHeads {
 
     /// The random stream of dropout in the next call of this layer; `None` without dropout.
     pub fn dropout_key(&self, ctx: &Context) -> Option<RandomKey> {
-        let drops = ctx.mode == Mode::Train && self.config.dropout > 0.0;
-        drops.then(|| ctx.next_key(&format!("{}.dropout", self.path)))
+        let site = self.dropout_site.as_ref().filter(|_| ctx.mode == Mode::Train)?;
+        Some(ctx.next_key(site.path()))
     }
 
     /// Whether the layer's attention is causal and nothing else restricts what a query sees.

@@ -7,7 +7,7 @@
 use std::marker::PhantomData;
 use std::ops::Range;
 
-use crate::{Module, Param};
+use crate::{Module, Param, RandomSite};
 
 /// A field, during a visit.
 pub struct Field<'a, T: ?Sized>(pub &'a T);
@@ -64,6 +64,7 @@ pub trait Plain {}
 
 impl Plain for String {}
 impl Plain for &str {}
+impl Plain for RandomSite {}
 impl<T: Copy + 'static> Plain for Range<T> {}
 impl<T: Copy + 'static> Plain for Vec<T> {}
 impl<T: ?Sized> Plain for PhantomData<T> {}

@@ -10,5 +10,6 @@ pub(crate) mod param;
 pub(crate) mod param_and_grad_bucket;
 pub(crate) mod param_and_grad_buffer;
 pub(crate) mod param_patterns;
+pub(crate) mod random_site;
 pub(crate) mod registry;
 pub(crate) mod summary;

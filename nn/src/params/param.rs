@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use crate::layers::rotary_tables::RotaryTables;
 use crate::params::options::{OptionsByName, ParamOptions};
+use crate::params::random_site::RandomSites;
 use crate::params::registry::{Entry, Registry};
 use crate::{Axis, AxisSet, Init, ModuleSummary, SummaryRow};
 
@@ -271,6 +272,7 @@ pub struct Scope {
     options: OptionsByName,
     registry: Registry,
     rotary_tables: RotaryTables,
+    pub(super) sites: RandomSites,
 }
 
 impl Scope {
@@ -289,6 +291,7 @@ impl Scope {
             options: OptionsByName::default(),
             registry: Registry::default(),
             rotary_tables: RotaryTables::default(),
+            sites: RandomSites::default(),
         }
     }
 

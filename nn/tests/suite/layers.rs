@@ -217,19 +217,46 @@ fn a_micro_batch_is_a_slice_of_the_batch() -> Result<()> {
     Ok(())
 }
 
-/// A layer that is used twice, or two on one path: other numbers, which a region that is run again repeats.
+/// Stages of a pipeline would count the calls of two layers on one path apart, and one stage together.
+#[test]
+fn a_second_random_layer_on_one_path_is_refused() -> Result<()> {
+    let scope = scope(&Device::cpu(1)?).child("block");
+    let refused = |layer: Result<()>, path: &str| {
+        let error = layer.unwrap_err().to_string();
+        let want =
+            "random_site: another layer draws random numbers at this path: give each a scope";
+        assert!(error.starts_with(&format!("{path}: {want}")), "{error}");
+    };
+    let (path, drops) = (scope.path(), attention_config(2, None, 0.3));
+    let dropout = Dropout::new(&scope, 0.5)?;
+    refused(Dropout::new(&scope, 0.1).map(drop), path);
+    Dropout::new(&scope, 0.0)?; // nothing is drawn
+    let copy = dropout.clone(); // the same layer
+    drop(dropout);
+    refused(Dropout::new(&scope, 0.5).map(drop), path);
+    drop(copy);
+    Dropout::new(&scope, 0.5)?;
+
+    let attention = Attention::new(&scope, &drops)?;
+    refused(Attention::new(&scope, &drops).map(drop), &format!("{path}.dropout"));
+    refused(CrossAttention::new(&scope, &drops, 3).map(drop), &format!("{path}.dropout"));
+    refused(Dropout::new(&scope.child("dropout"), 0.5).map(drop), &format!("{path}.dropout"));
+    drop(attention);
+    Ok(())
+}
+
+/// Each call of a layer that is used twice draws other numbers, which a region that is run again repeats.
 #[test]
 fn each_call_of_a_random_layer_draws_its_own_numbers() -> Result<()> {
     let device = Device::cpu(1)?;
-    let layer = || Dropout::new(&scope(&device).child("dropout"), 0.5);
+    let dropout = Dropout::new(&scope(&device).child("dropout"), 0.5)?;
     let attention = Attention::new(&scope(&device).child("attn"), &attention_config(2, None, 0.3))?;
-    let (dropout, twin) = (layer()?, layer()?);
     let x = Var::constant(normal(&device, &DIMS, "x")?);
     let run = |ctx: &Context| -> Result<Vec<Vec<f64>>> {
         let all = [
             dropout.forward(ctx, &x)?,
             dropout.forward(ctx, &x)?,
-            twin.forward(&ctx.clone(), &x)?,
+            dropout.clone().forward(&ctx.clone(), &x)?,
             attention.forward(ctx, &x, None)?,
             attention.forward(ctx, &x, None)?,
         ];
