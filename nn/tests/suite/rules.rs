@@ -45,7 +45,7 @@ pub fn params(scope: &Scope) -> Result<Vec<Param>> {
 
 /// SGD with momentum, by operations on tensors.
 #[derive(Debug)]
-struct Momentum;
+pub struct Momentum;
 
 impl UpdateRule for Momentum {
     fn name(&self) -> &'static str {

@@ -2,13 +2,14 @@
 
 use ferrotron_autograd::Var;
 use ferrotron_nn::{
-    AdafactorConfig, Bias, BufferConfig, Init, Linear, Module, Optimizer, OptimizerConfig, Param,
-    ParamAndGradBuffer, Rounding, Scope, StepConfig, Unused, UpdateConfig,
+    AdafactorConfig, Bias, BufferConfig, Init, Linear, Module, MuonConfig, Optimizer,
+    OptimizerConfig, Param, ParamAndGradBuffer, Rounding, Scope, StepConfig, Unused, UpdateConfig,
 };
 use ferrotron_tensor::{DType, Device, MemoryKind, Result, Tensor};
 use std::collections::BTreeMap;
 
 use crate::gradients::values;
+use crate::rules::Momentum;
 
 const STEP: StepConfig = StepConfig { lr: 0.1, grad_scale: 0.5 };
 
@@ -23,13 +24,17 @@ fn learn(expert: &Linear, dtype: DType, value: f64) -> Result<()> {
     expert.forward(&Var::constant(x.cast(dtype)?))?.square()?.sum_all()?.backward()
 }
 
-fn optimizers() -> [OptimizerConfig; 4] {
+fn optimizers() -> [OptimizerConfig; 8] {
     let adafactor = AdafactorConfig { weight_decay: 0.1, ..AdafactorConfig::default() };
     [
         OptimizerConfig::ADAMW,
         OptimizerConfig::Sgd { momentum: 0.9, weight_decay: 0.1 },
         OptimizerConfig::Adafactor(adafactor),
         OptimizerConfig::Adafactor(AdafactorConfig { beta1: 0.9, ..adafactor }),
+        OptimizerConfig::NesterovSgd { momentum: 0.9, weight_decay: 0.1 },
+        OptimizerConfig::Lion { beta1: 0.9, beta2: 0.99, weight_decay: 0.1 },
+        OptimizerConfig::Muon(MuonConfig::default()),
+        OptimizerConfig::custom(&Momentum),
     ]
 }
 
@@ -71,12 +76,15 @@ fn an_unused_parameter_is_named_and_nothing_changes() -> Result<()> {
 #[test]
 fn an_unused_parameter_that_is_skipped_keeps_its_weight_and_state() -> Result<()> {
     let device = Device::cpu(1)?;
+    let averaged = UpdateConfig { ema_decay: Some(0.75), ..UpdateConfig::default() };
     let host = UpdateConfig { states: MemoryKind::Host, ..UpdateConfig::default() };
     let stochastic =
         UpdateConfig { rounding: Rounding::Stochastic { seed: 7 }, ..UpdateConfig::default() };
     for config in optimizers() {
         for (dtype, update) in [
             (DType::F64, UpdateConfig::default()),
+            (DType::F64, averaged),
+            (DType::BF16, averaged),
             (DType::F32, host),
             (DType::BF16, UpdateConfig::default()),
             (DType::BF16, stochastic),
@@ -87,7 +95,9 @@ fn an_unused_parameter_that_is_skipped_keeps_its_weight_and_state() -> Result<()
                 let experts: Vec<Linear> =
                     names.iter().map(|name| expert(&device, dtype, name)).collect::<Result<_>>()?;
                 let params: Vec<Param> = experts.iter().flat_map(Module::params).collect();
-                let layout = BufferConfig { unused: Unused::Skip, ..BufferConfig::default() };
+                let shard_unit = config.shard_unit();
+                let layout =
+                    BufferConfig { unused: Unused::Skip, shard_unit, ..BufferConfig::default() };
                 let buffers = ParamAndGradBuffer::with_config(&params, &layout)?;
                 let mut optimizer = Optimizer::with_update(config, &buffers, &update)?;
                 for (step, used) in used.iter().enumerate() {

@@ -2,33 +2,39 @@
 
 use ferrotron_autograd::Var;
 use ferrotron_nn::{
-    AdafactorConfig, Axis, Bias, Init, Linear, Module, Optimizer, OptimizerConfig, Param, Scope,
-    Sharding, StepConfig, Unused,
+    AdafactorConfig, Axis, Bias, EMA, Init, Linear, MlpConfig, Module, MuonConfig, Optimizer,
+    OptimizerConfig, Param, Sharding, StateSpec, StepConfig, Unused, UpdateConfig, UpdateRule,
+    UpdateStep,
 };
 use ferrotron_parallel::collective::{WorldConfig, run_threads};
 use ferrotron_parallel::data_parallel::{DataParallel, DataParallelConfig, ReplicaCheck};
 use ferrotron_parallel::mesh::{Mesh, ParallelDims};
-use ferrotron_parallel::tensor_parallel::SequenceParallel;
-use ferrotron_tensor::{DType, Device, Result, Tensor};
+use ferrotron_parallel::tensor_parallel::{ParallelMlp, SequenceParallel};
+use ferrotron_tensor::{DType, Device, Result, ShardSpec, Tensor};
+use std::collections::HashMap;
 
 /// Three experts behind a layer that everybody uses.
 struct Mixture {
     first: Linear,
-    experts: Vec<Linear>,
+    experts: Vec<ParallelMlp>,
 }
 
 impl Mixture {
-    fn new(device: &Device) -> Result<Mixture> {
-        let scope = Scope::new(device, DType::F64, 3);
-        let layer = |name: &str| {
-            Linear::new(&scope.child(name), 3, 3, Bias::Yes, Init::Normal { std: 0.5 })
-        };
-        let experts = ["a", "b", "c"].map(|name| layer(&format!("experts.{name}")));
-        Ok(Mixture { first: layer("first")?, experts: experts.into_iter().collect::<Result<_>>()? })
+    fn new(device: &Device, mesh: &Mesh) -> Result<Mixture> {
+        let (scope, tp) = (mesh.scope(device, DType::F64, 3), mesh.tensor_parallel());
+        let init = Init::Normal { std: 0.5 };
+        let config = MlpConfig { init, residual_init: init, ..MlpConfig::new(4, 6) };
+        let expert =
+            |name| ParallelMlp::new(&scope.child(&format!("experts.{name}")), &tp, &config);
+        Ok(Mixture {
+            first: Linear::new(&scope.child("first"), 4, 4, Bias::Yes, init)?,
+            experts: ["a", "b", "c"].into_iter().map(expert).collect::<Result<_>>()?,
+        })
     }
 
     fn loss(&self, sample: f64, used: &[usize]) -> Result<Var> {
-        let x = Tensor::full(self.first.weight().leaf().device(), DType::F64, &[1, 3], sample)?;
+        let x: Vec<f64> = (0..4).map(|i| sample + 0.3 * i as f64).collect();
+        let x = Tensor::from_slice(self.first.weight().leaf().device(), &x, &[1, 1, 4])?;
         let x = self.first.forward(&Var::constant(x))?.tanh()?;
         let add = |sum: Var, &i: &usize| sum.add(&self.experts[i].forward(&x)?.square()?);
         used.iter().try_fold(x.clone(), add)?.sum_all()
@@ -50,12 +56,13 @@ const USED: [[&[usize]; 4]; 4] = [
     [&[1, 2], &[], &[2], &[0]],
 ];
 
-/// The weights after each step.
-type Found = Vec<Vec<Vec<f64>>>;
+/// What a rank holds after a step: a name, a shard, and its values.
+type Held = Vec<(String, ShardSpec, Vec<f64>)>;
 
-fn train(mesh: &Mesh, sharding: Sharding, optimizer: OptimizerConfig) -> Result<Found> {
+/// Trains, and returns the weights and their moving averages after each step.
+fn train(mesh: &Mesh, sharding: Sharding, optimizer: OptimizerConfig) -> Result<Vec<Held>> {
     let device = Device::cpu(1)?;
-    let mixture = Mixture::new(&device)?;
+    let mixture = Mixture::new(&device, mesh)?;
     let config = DataParallelConfig {
         sharding,
         bucket_numel: Some(10),
@@ -65,7 +72,8 @@ fn train(mesh: &Mesh, sharding: Sharding, optimizer: OptimizerConfig) -> Result<
         ..DataParallelConfig::default()
     };
     let parallel = DataParallel::new(&[&mixture], mesh, &config)?;
-    let mut optimizer = Optimizer::new(optimizer, parallel.buffers())?;
+    let averaged = UpdateConfig { ema_decay: Some(0.75), ..UpdateConfig::default() };
+    let mut optimizer = Optimizer::with_update(optimizer, parallel.buffers(), &averaged)?;
     let data = mesh.axis(Axis::Data);
     let mut found = Vec::new();
     for (step, used) in USED.iter().enumerate() {
@@ -80,10 +88,70 @@ fn train(mesh: &Mesh, sharding: Sharding, optimizer: OptimizerConfig) -> Result<
         let norm = parallel.grad_norm()?;
         parallel
             .update(&mut optimizer, &StepConfig { lr: 0.05, grad_scale: 1.0 / (1.0 + norm) })?;
-        let params = mixture.params();
-        found.push(params.iter().map(|p| p.leaf().value()?.to_f64()).collect::<Result<_>>()?);
+        let mut held = Held::new();
+        for param in mixture.params() {
+            let values = param.leaf().value()?.to_f64()?;
+            held.push((param.name().to_string(), param.shard_spec().clone(), values));
+        }
+        optimizer.visit(|name, state, place, tensor| {
+            if state == EMA {
+                held.push((format!("the average of {name}"), place.clone(), tensor.to_f64()?));
+            }
+            Ok(())
+        })?;
+        found.push(held);
     }
     Ok(found)
+}
+
+/// The global indices of a shard's elements, in local order.
+fn indices(place: &ShardSpec) -> impl Iterator<Item = usize> + '_ {
+    let width = place.dims().last().copied().unwrap_or(1);
+    let numel: usize = place.dims().iter().product();
+    let runs = (0..numel.checked_div(width).unwrap_or(0)).flat_map(|row| place.runs(row));
+    runs.flat_map(|(start, len)| start as usize..start as usize + len)
+}
+
+/// Panics unless each rank holds, after each step, the elements that one rank holds.
+fn assert_alike(what: &str, got: &[Held], want: &[Held]) {
+    for (step, (got, want)) in got.iter().zip(want).enumerate() {
+        let want: HashMap<&str, &[f64]> =
+            want.iter().map(|(name, _, values)| (name.as_str(), values.as_slice())).collect();
+        for (name, place, values) in got {
+            for (index, &got) in indices(place).zip(values) {
+                let want = want[name.as_str()][index];
+                let near = (got - want).abs() <= 1e-12;
+                assert!(near, "{what}: step {step}, element {index} of {name}: {got} {want}");
+            }
+        }
+    }
+}
+
+/// Gradient descent of a user's own.
+#[derive(Debug)]
+struct Descent;
+
+impl UpdateRule for Descent {
+    fn name(&self) -> &'static str {
+        "descent"
+    }
+
+    fn states(&self, _dims: &[usize]) -> Vec<StateSpec> {
+        vec![StateSpec::per_element("mean")]
+    }
+
+    fn update(
+        &self,
+        weights: &mut Tensor,
+        gradient: &Tensor,
+        states: &mut [&mut Tensor],
+        step: &UpdateStep,
+    ) -> Result<()> {
+        let mean = states[0].mul_scalar(0.9)?.add(gradient)?;
+        states[0].copy_from(&mean)?;
+        let decayed = weights.mul_scalar(1.0 - step.lr()? * step.weight_decay(0.1))?;
+        weights.copy_from(&decayed.sub(&mean.mul_scalar(step.lr()?)?)?)
+    }
 }
 
 #[test]
@@ -93,30 +161,32 @@ fn experts_are_trained_as_on_one_rank_and_left_alone_where_nobody_uses_them() ->
         OptimizerConfig::ADAMW,
         OptimizerConfig::Sgd { momentum: 0.9, weight_decay: 0.1 },
         OptimizerConfig::Adafactor(adafactor),
+        OptimizerConfig::Lion { beta1: 0.9, beta2: 0.99, weight_decay: 0.1 },
+        OptimizerConfig::Muon(MuonConfig::default()),
+        OptimizerConfig::custom(&Descent),
     ] {
         let one = train(&Mesh::single(), Sharding::None, optimizer)?;
         for (step, used) in USED.iter().enumerate().skip(1) {
-            for (i, (now, before)) in one[step].iter().zip(&one[step - 1]).enumerate() {
-                // Weight and bias of the first layer, then of each expert.
-                let is_used = i < 2 || used.iter().any(|used| used.contains(&(i / 2 - 1)));
-                assert_eq!(now != before, is_used, "{optimizer:?}: step {step}, parameter {i}");
+            for (now, before) in one[step].iter().zip(&one[step - 1]) {
+                let expert = ["a", "b", "c"]
+                    .iter()
+                    .position(|name| now.0.contains(&format!("experts.{name}.")));
+                let is_used =
+                    expert.is_none_or(|expert| used.iter().any(|used| used.contains(&expert)));
+                assert_eq!(now != before, is_used, "{optimizer:?}: step {step}, {}", now.0);
             }
         }
-        for ranks in [2, 4] {
+        // Ranks along data and along tensor.
+        for (data, tensor) in [(2, 1), (4, 1), (2, 2)] {
             for sharding in Sharding::ALL {
-                let results = run_threads(ranks, &WorldConfig::default(), |world| {
-                    let layout = ParallelDims::new(ranks, 1, 1, 1)?;
+                let results = run_threads(data * tensor, &WorldConfig::default(), |world| {
+                    let layout = ParallelDims::new(data * tensor, tensor, 1, 1)?;
                     let mesh = Mesh::new(&world, layout, SequenceParallel::Off)?;
                     train(&mesh, sharding, optimizer)
                 });
                 for result in results {
-                    for (step, (got, want)) in result?.iter().zip(&one).enumerate() {
-                        for (i, (got, want)) in got.iter().zip(want).enumerate() {
-                            let far = got.iter().zip(want).any(|(a, b)| (a - b).abs() > 1e-12);
-                            let what = format!("{optimizer:?} {sharding:?} of {ranks}");
-                            assert!(!far, "{what}: step {step}, parameter {i}: {got:?} {want:?}");
-                        }
-                    }
+                    let what = format!("{optimizer:?} {sharding:?} of {data} x {tensor}");
+                    assert_alike(&what, &result?, &one);
                 }
             }
         }
@@ -129,7 +199,7 @@ fn experts_that_a_rank_does_not_use_are_refused_by_name() -> Result<()> {
     for sharding in Sharding::ALL {
         let results = run_threads(2, &WorldConfig::default(), |world| {
             let mesh = Mesh::new(&world, ParallelDims::new(2, 1, 1, 1)?, SequenceParallel::Off)?;
-            let mixture = Mixture::new(&Device::cpu(1)?)?;
+            let mixture = Mixture::new(&Device::cpu(1)?, &mesh)?;
             let config = DataParallelConfig { sharding, ..DataParallelConfig::default() };
             let parallel = DataParallel::new(&[&mixture], &mesh, &config)?;
             parallel.begin_step(1);
