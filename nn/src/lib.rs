@@ -43,7 +43,7 @@ pub use params::buffer_config::{BufferConfig, GradDType, ShardUnit, Sharding, Un
 pub use params::field;
 pub use params::init::{Fan, Init};
 pub use params::options::ParamOptions;
-pub use params::param::{Module, Param, Scope, WeightDecay};
+pub use params::param::{Module, Param, Scope, WeightDecay, random_sites};
 pub use params::param_and_grad_bucket::{ParamAndGradBucket, unused_error};
 pub use params::param_and_grad_buffer::ParamAndGradBuffer;
 pub use params::param_patterns::ParamPatterns;

@@ -12,6 +12,8 @@
 //! facts to rank 0, which broadcasts one line.
 
 use ferrotron_tensor::{Device, Error, ErrorKind, Result, Tensor};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
 
@@ -105,6 +107,23 @@ pub fn broadcast_bytes(group: &Group, bytes: Vec<u8>) -> Result<Vec<u8>> {
     let own = if group.rank() == 0 { bytes } else { vec![0; length] };
     let tensor = Tensor::from_slice(&device, &own, &[length])?;
     group.broadcast(tensor, 0)?.wait()?.to_vec::<u8>()
+}
+
+/// The values of every rank of a group, in the order of the ranks. All ranks call this.
+pub(crate) fn gather_values<T: Serialize + DeserializeOwned>(
+    ranks: &Group,
+    own: &[T],
+) -> Result<Vec<Vec<T>>> {
+    let device = Device::cpu(1)?;
+    let broken = |error: serde_json::Error| Error::value("agreement", error.to_string());
+    let mut text = serde_json::to_vec(own).map_err(broken)?;
+    let length = Tensor::from_slice(&device, &[text.len() as i64], &[1])?;
+    let lengths = ranks.all_gather(length, ranks.size())?.wait()?.to_vec::<i64>()?;
+    let longest = lengths.iter().max().map_or(0, |&length| length as usize);
+    text.resize(longest, b' '); // which JSON ignores
+    let row = Tensor::from_slice(&device, &text, &[1, longest])?;
+    let rows = ranks.all_gather(row, ranks.size())?.wait()?.to_vec::<u8>()?;
+    rows.chunks_exact(longest).map(|row| serde_json::from_slice(row).map_err(broken)).collect()
 }
 
 /// A short digest of bytes, in hexadecimal digits: equal digests mean equal bytes.

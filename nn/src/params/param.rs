@@ -8,8 +8,8 @@ use std::sync::Arc;
 
 use crate::layers::rotary_tables::RotaryTables;
 use crate::params::options::{OptionsByName, ParamOptions};
-use crate::params::random_site::RandomSites;
-use crate::params::registry::{Entry, Registry};
+use crate::params::random_site::RandomSite;
+use crate::params::registry::{Entry, Registry, roots};
 use crate::{Axis, AxisSet, Init, ModuleSummary, SummaryRow};
 
 /// Whether weight decay applies to a parameter.
@@ -272,7 +272,6 @@ pub struct Scope {
     options: OptionsByName,
     registry: Registry,
     rotary_tables: RotaryTables,
-    pub(super) sites: RandomSites,
 }
 
 impl Scope {
@@ -291,7 +290,6 @@ impl Scope {
             options: OptionsByName::default(),
             registry: Registry::default(),
             rotary_tables: RotaryTables::default(),
-            sites: RandomSites::default(),
         }
     }
 
@@ -415,6 +413,21 @@ impl Scope {
         Param { leaf, facts, entry }
     }
 
+    /// Claims this scope's path for a layer that draws random numbers. The layer keeps the site.
+    ///
+    /// Errors if a layer that still exists holds it: on different stages of a pipeline they would draw the same numbers,
+    /// and others on one stage.
+    pub fn random_site(&self) -> Result<RandomSite> {
+        match self.registry.claim_site(&self.path) {
+            Some(token) => Ok(RandomSite::new(&self.path, token)),
+            None => {
+                let message = "another layer draws random numbers at this path: give each a scope of its own, such as \
+                               `scope.child(..)`, or call one layer twice";
+                Err(Error::config("random_site", message).at(&self.path))
+            }
+        }
+    }
+
     /// The names of the parameters that this scope and its children made, that still exist, and that `module` does
     /// not visit. Such a parameter would never be trained.
     ///
@@ -450,4 +463,13 @@ impl Scope {
     fn join(&self, name: &str) -> String {
         if self.path.is_empty() { name.to_string() } else { format!("{}.{name}", self.path) }
     }
+}
+
+/// The paths by which random layers draw that scopes of the same roots as `params` have made, and that still exist.
+/// Stages of a pipeline compare them: [`Scope::random_site`] knows the layers of one stage only.
+pub fn random_sites<'a>(params: impl IntoIterator<Item = &'a Param>) -> Vec<String> {
+    let roots = roots(params.into_iter().map(Param::entry));
+    let mut all: Vec<String> = roots.into_iter().flat_map(Entry::sites).collect();
+    all.sort_unstable();
+    all
 }

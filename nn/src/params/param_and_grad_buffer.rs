@@ -7,6 +7,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use crate::params::param_and_grad_bucket::{shard_unit, unused_error};
+use crate::params::registry::{Entry, roots};
 use crate::{
     AxisSet, BufferConfig, Param, ParamAndGradBucket, ParamOptions, ShardUnit, Sharding,
     WeightDecay,
@@ -131,14 +132,8 @@ impl ParamAndGradBuffer {
     /// still exist and that no existing buffer holds: they would never be trained. The first step of an
     /// [`Optimizer`](crate::Optimizer) calls this.
     pub fn check_owned(&self) -> Result<()> {
-        let mut roots: Vec<&Param> = Vec::new();
-        for param in self.params().chain(&self.frozen) {
-            if !roots.iter().any(|root| root.entry().has_root_of(param.entry())) {
-                roots.push(param);
-            }
-        }
-        let unowned: Vec<String> =
-            roots.iter().flat_map(|root| root.entry().unowned_siblings()).collect();
+        let roots = roots(self.params().chain(&self.frozen).map(Param::entry));
+        let unowned: Vec<String> = roots.into_iter().flat_map(Entry::unowned_siblings).collect();
         if unowned.is_empty() {
             return Ok(());
         }

@@ -1,12 +1,16 @@
-//! The parameters that a scope and its children have made. It finds those that a module forgets to visit, or that no
-//! buffer owns, so that they would never be trained.
+//! The parameters and random layers that a scope and its children have made. It finds parameters that a module forgets to
+//! visit, or that no buffer owns, so that they would never be trained, and two layers that would draw the same numbers.
 
+use std::collections::HashMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-/// Every parameter that scopes of one root have made and that still exists.
+/// Every parameter that scopes of one root have made and that still exists, and the sites of their random layers.
 #[derive(Clone, Default)]
-pub(crate) struct Registry(Arc<Mutex<Vec<Weak<Entry>>>>);
+pub(crate) struct Registry {
+    params: Arc<Mutex<Vec<Weak<Entry>>>>,
+    sites: Arc<Mutex<HashMap<String, Weak<()>>>>,
+}
 
 /// The entry of one parameter, shared by its handles.
 pub(crate) struct Entry {
@@ -38,8 +42,24 @@ impl Registry {
         self.entries().iter().filter_map(Weak::upgrade).collect()
     }
 
+    /// Claims a path for a random layer, which holds it as long as the token exists. Returns `None` if another one holds
+    /// it.
+    pub fn claim_site(&self, path: &str) -> Option<Arc<()>> {
+        let mut sites = self.sites.lock().unwrap_or_else(PoisonError::into_inner);
+        if sites.get(path).is_some_and(|site| site.strong_count() > 0) {
+            return None;
+        }
+        // Sites of models that are gone would add up in a scope that makes many.
+        if sites.len().is_power_of_two() {
+            sites.retain(|_, site| site.strong_count() > 0);
+        }
+        let token = Arc::new(());
+        sites.insert(path.to_string(), Arc::downgrade(&token));
+        Some(token)
+    }
+
     fn entries(&self) -> MutexGuard<'_, Vec<Weak<Entry>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.params.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -65,10 +85,28 @@ impl Entry {
         unowned.map(|entry| entry.name.clone()).collect()
     }
 
-    /// Returns whether scopes of the same root made both.
-    pub fn has_root_of(&self, other: &Entry) -> bool {
-        Arc::ptr_eq(&self.registry.0, &other.registry.0)
+    /// The paths that random layers of the same root hold.
+    pub fn sites(&self) -> Vec<String> {
+        let sites = self.registry.sites.lock().unwrap_or_else(PoisonError::into_inner);
+        let held = sites.iter().filter(|(_, site)| site.strong_count() > 0);
+        held.map(|(path, _)| path.clone()).collect()
     }
+
+    /// Returns whether scopes of the same root made both.
+    fn has_root_of(&self, other: &Entry) -> bool {
+        Arc::ptr_eq(&self.registry.params, &other.registry.params)
+    }
+}
+
+/// One of the entries for each root.
+pub(crate) fn roots<'a>(entries: impl Iterator<Item = &'a Arc<Entry>>) -> Vec<&'a Entry> {
+    let mut roots: Vec<&Entry> = Vec::new();
+    for entry in entries {
+        if !roots.iter().any(|root| root.has_root_of(entry)) {
+            roots.push(entry);
+        }
+    }
+    roots
 }
 
 impl fmt::Debug for Registry {

@@ -114,7 +114,8 @@ impl DataParallel {
     /// is said to be replicated, or, with sequence parallelism, a replicated parameter that says nothing of its
     /// gradients along the tensor axis. Errors, without any change, if a parameter belongs to another `DataParallel`, and
     /// on all ranks along the pipeline, which exchange the names of their parameters, if two stages hold a parameter that
-    /// is not of a [`Mesh::tied_scope`], or that others than the first and the last stage hold.
+    /// is not of a [`Mesh::tied_scope`], or that others than the first and the last stage hold, or have random layers on
+    /// one path.
     pub fn new(
         modules: &[&dyn Module],
         mesh: &Mesh,

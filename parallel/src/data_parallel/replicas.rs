@@ -6,12 +6,11 @@
 use ferrotron_autograd::{SharedFlatBuffer, lock};
 use ferrotron_nn::{Axis, ParamAndGradBucket, Sharding};
 use ferrotron_tensor::{Device, Error, Result, Tensor};
-use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 
 use super::DataParallel;
-use crate::agreement::digest;
+use crate::agreement::{digest, gather_values};
 use crate::collective::Group;
 
 /// This rank's copy of a parameter, or of a shard that it updates.
@@ -92,7 +91,7 @@ fn compare(ranks: &Group, axis: Axis, own: &[Replica]) -> Result<()> {
     if ranks.size() == 1 {
         return Ok(());
     }
-    let all = gather(ranks, own)?;
+    let all = gather_values(ranks, own)?;
     let mut first: HashMap<(&str, &str), (usize, &Replica)> = HashMap::new();
     for (rank, replica) in
         all.iter().enumerate().flat_map(|(rank, held)| held.iter().map(move |r| (rank, r)))
@@ -130,21 +129,4 @@ fn difference(axis: Axis, one: &Replica, other: &Replica) -> Option<String> {
     (one.value != other.value).then(|| {
         "the values of the same elements differ: ranks need the same seed, checkpoint and updates".into()
     })
-}
-
-/// What every rank of a group knows, in the order of the ranks.
-pub(super) fn gather<T: Serialize + DeserializeOwned>(
-    ranks: &Group,
-    own: &[T],
-) -> Result<Vec<Vec<T>>> {
-    let device = Device::cpu(1)?;
-    let broken = |error: serde_json::Error| Error::value("data_parallel", error.to_string());
-    let mut text = serde_json::to_vec(own).map_err(broken)?;
-    let length = Tensor::from_slice(&device, &[text.len() as i64], &[1])?;
-    let lengths = ranks.all_gather(length, ranks.size())?.wait()?.to_vec::<i64>()?;
-    let longest = lengths.iter().max().map_or(0, |&length| length as usize);
-    text.resize(longest, b' '); // which JSON ignores
-    let row = Tensor::from_slice(&device, &text, &[1, longest])?;
-    let rows = ranks.all_gather(row, ranks.size())?.wait()?.to_vec::<u8>()?;
-    rows.chunks_exact(longest).map(|row| serde_json::from_slice(row).map_err(broken)).collect()
 }

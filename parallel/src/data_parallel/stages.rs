@@ -1,59 +1,81 @@
-//! Refuses parameters that several pipeline stages hold without saying so: each stage would train a copy of its own.
+//! Refuses what several pipeline stages hold without saying so: parameters, of which each stage would train a copy, and
+//! random layers on one path, which would draw the same numbers.
 
-use ferrotron_nn::{Axis, Param};
+use ferrotron_nn::{Axis, Param, random_sites};
 use ferrotron_tensor::{Error, Result};
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 
-use super::replicas::gather;
+use crate::agreement::gather_values;
 use crate::mesh::Mesh;
 
-/// A parameter of a stage.
+/// The names of a stage.
 #[derive(Debug, Serialize, Deserialize)]
-struct Held {
-    name: String,
-    /// Whether it is declared replicated along the pipeline, with partial gradients if it is trained.
-    tied: bool,
+struct StageNames {
+    /// Each parameter, and whether it is declared replicated along the pipeline, with partial gradients if it is trained.
+    params: Vec<(String, bool)>,
+    random_sites: Vec<String>,
 }
 
 /// Errors, on all ranks along the pipeline, if stages share a parameter that is not declared tied, or that others than
-/// the first and the last stage hold. Does nothing on one stage or a fake device.
+/// the first and the last stage hold, or if they have random layers on one path. Does nothing on one stage or a fake
+/// device.
 pub(super) fn check_stages(params: &[Param], mesh: &Mesh) -> Result<()> {
     let stages = mesh.axis(Axis::Pipeline);
     if stages.size() == 1 || params.iter().any(|param| param.leaf().device().is_fake()) {
         return Ok(());
     }
-    let held = |param: &Param| {
+    let named = |param: &Param| {
         let summed = !param.is_trainable() || param.grad_partial().contains(Axis::Pipeline);
         let tied = summed && param.replicated().contains(Axis::Pipeline);
-        Held { name: param.name().to_string(), tied }
+        (param.name().to_string(), tied)
     };
-    let own: Vec<Held> = params.iter().map(held).collect();
-    let last = stages.size() - 1;
-    let all = gather(stages, &own)?;
+    let params_of_stage = params.iter().map(named).collect();
+    let own = StageNames { params: params_of_stage, random_sites: random_sites(params) };
+    let all: Vec<StageNames> = gather_values(stages, &[own])?.into_iter().flatten().collect();
+    let Some(message) = shared_parameter(&all).or_else(|| shared_site(&all)) else { return Ok(()) };
+    // A rank that ends with an error ends the calls of the others, which must have the names first.
+    drop(stages.barrier().wait());
+    Err(Error::config("data_parallel", message))
+}
+
+/// The first parameter that stages share wrongly.
+fn shared_parameter(all: &[StageNames]) -> Option<String> {
+    let last = all.len() - 1;
     let mut first: HashMap<&str, (usize, bool)> = HashMap::new();
-    let every = all.iter().enumerate();
-    for (stage, held) in every.flat_map(|(stage, held)| held.iter().map(move |held| (stage, held)))
-    {
-        let (other, tied) = *first.entry(&held.name).or_insert((stage, held.tied));
-        if other == stage {
-            continue;
+    for (stage, names) in all.iter().enumerate() {
+        for (name, tied) in &names.params {
+            let (other, other_tied) = *first.entry(name).or_insert((stage, *tied));
+            let why = match *tied && other_tied {
+                _ if other == stage => continue,
+                true if other == 0 && stage == last => continue,
+                true => {
+                    "only the first and the last stage can share a parameter: give each stage its own"
+                }
+                false => {
+                    "each stage would train a copy of its own: make it in `mesh.tied_scope(..)` on both, or give each \
+                     stage a parameter with a name of its own"
+                }
+            };
+            return Some(format!("'{name}' is held by pipeline stages {other} and {stage}: {why}"));
         }
-        let why = match tied && held.tied {
-            true if other == 0 && stage == last => continue,
-            true => {
-                "only the first and the last stage can share a parameter: give these stages one each"
-            }
-            false => {
-                "each stage would train a copy of its own: make it in `mesh.tied_scope(..)` on both, or give each stage \
-                 a parameter with a name of its own"
-            }
-        };
-        // A rank that ends with an error ends the calls of the others, which must have the names first.
-        drop(stages.barrier().wait());
-        let message =
-            format!("'{}' is held by pipeline stages {other} and {stage}: {why}", held.name);
-        return Err(Error::config("data_parallel", message));
     }
-    Ok(())
+    None
+}
+
+/// The first path by which layers of two stages draw.
+fn shared_site(all: &[StageNames]) -> Option<String> {
+    let mut first: HashMap<&str, usize> = HashMap::new();
+    for (stage, names) in all.iter().enumerate() {
+        for path in &names.random_sites {
+            let other = *first.entry(path).or_insert(stage);
+            if other != stage {
+                return Some(format!(
+                    "layers on pipeline stages {other} and {stage} draw random numbers at the path '{path}': they would \
+                     draw the same there, and others on one stage: give each a path of its own"
+                ));
+            }
+        }
+    }
+    None
 }

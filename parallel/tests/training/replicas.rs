@@ -1,6 +1,6 @@
 //! Parameters with wrong facts: refused when they are placed, or found by comparing replicas over ranks.
 
-use ferrotron_nn::{Axis, Init, Module, Param, RmsNorm, Scope, Sharding, WeightDecay};
+use ferrotron_nn::{Axis, Dropout, Init, Module, Param, RmsNorm, Scope, Sharding, WeightDecay};
 use ferrotron_parallel::collective::{WorldConfig, run_threads};
 use ferrotron_parallel::data_parallel::{DataParallel, DataParallelConfig, ReplicaCheck};
 use ferrotron_parallel::mesh::{Mesh, ParallelDims};
@@ -157,6 +157,26 @@ fn a_parameter_of_two_stages_must_be_declared() -> Result<()> {
         results.into_iter().collect::<Result<Vec<()>>>()?;
     }
     Ok(())
+}
+
+/// On one stage, the scope refuses the second layer.
+#[test]
+fn random_layers_on_one_path_of_two_stages_are_refused() -> Result<()> {
+    let device = Device::cpu(1)?;
+    let place = |mesh: &Mesh, shared: bool| {
+        let stage = mesh.axis(Axis::Pipeline).rank();
+        let scope = mesh.scope(&device, DType::F64, 1);
+        let norm = RmsNorm::new(&scope.child(&format!("norm_{stage}")), 6, 1e-5);
+        let path = if shared { "dropout".to_string() } else { format!("dropout_{stage}") };
+        let _dropout = Dropout::new(&scope.child(&path), 0.1)?;
+        DataParallel::new(&[&norm], mesh, &DataParallelConfig::default()).map(drop)
+    };
+    for result in on_ranks(2, (1, 2), |mesh| place(mesh, true)) {
+        let error = result.unwrap_err().to_string();
+        let want = "data_parallel: layers on pipeline stages 0 and 1 draw random numbers at the path 'dropout'";
+        assert!(error.starts_with(want), "{error}");
+    }
+    on_ranks(2, (1, 2), |mesh| place(mesh, false)).into_iter().collect()
 }
 
 #[test]
