@@ -4,8 +4,9 @@ use super::numbers::numbers;
 use super::waits::trainer;
 use super::*;
 use ferrotron_autograd::{ActivationCompressionConfig, ZeroEncoding};
+use ferrotron_models::bert::{Bert, BertConfig, NormPlacement};
 use ferrotron_models::checkpoint::Checkpoint;
-use ferrotron_models::data::{TokenSource, Validation};
+use ferrotron_models::data::{PairBatch, TokenSource, Validation};
 use ferrotron_models::generate::{Sampling, generate};
 use ferrotron_models::gpt::{Gpt, Recompute, SavedActivations};
 use ferrotron_models::stop::StopFlag;
@@ -81,6 +82,64 @@ fn a_graph_trains_as_its_steps_do() -> Result<()> {
         }
         assert_eq!(graphed.optimizer().steps(), 6);
     }
+    Ok(())
+}
+
+/// Random pairs of sentences, in which every fourth token is to be predicted.
+struct Pairs;
+
+impl Samples for Pairs {
+    fn batch(&self, first_sample: u64, samples: usize) -> Result<Batch> {
+        let (key, dims) = (RandomKey::new(5, 0, "pairs"), [samples, LENGTH]);
+        let numbers = first_sample * LENGTH as u64..(first_sample + samples as u64) * LENGTH as u64;
+        let token = |i: u64, what: u64| (key.uniform(2 * i + what) * VOCAB as f64) as u32;
+        let target = |i: u64| if i % 4 == 1 { i64::from(token(i, 1)) } else { -100 };
+        let segment = |i: u64| u32::from(i % LENGTH as u64 >= 5);
+        let tokens = numbers.clone().map(|i| token(i, 0)).collect();
+        let labels = (first_sample..).take(samples).map(|sample| (sample / 2 % 2) as i64).collect();
+        Batch::new(first_sample, samples, LENGTH)
+            .with_positions(PairBatch::TOKENS, tokens, &dims)?
+            .with_positions(PairBatch::SEGMENTS, numbers.clone().map(segment).collect(), &dims)?
+            .with_positions(PairBatch::TARGETS, numbers.map(target).collect(), &dims)?
+            .with(PairBatch::ORDER, labels, &[samples])
+    }
+
+    fn seq_length(&self) -> usize {
+        LENGTH
+    }
+}
+
+/// A BERT has two loss terms, whose sums each step reports.
+#[test]
+fn a_graph_reports_every_loss_term() -> Result<()> {
+    let Some(gpu) = ferrotron_cuda_sim::gpu("a_graph_reports_every_loss_term") else {
+        return Ok(());
+    };
+    let model = BertConfig {
+        hidden_dropout: 0.1,
+        ..BertConfig::new(NormPlacement::Pre, VOCAB, 2, 32, 4, LENGTH)
+    };
+    let run = |execution: ExecutionMode| -> Result<_> {
+        let scope = Scope::new(&Device::cuda(&gpu)?, DType::F32, 1234);
+        let config = TrainerConfig { execution, ..some_config()? };
+        let mut trainer = Trainer::<Bert>::new(&scope, &model, config)?;
+        let mut found = Vec::new();
+        for step in 0..8 {
+            trainer.step_async(&Pairs)?;
+            // Several replays are read together.
+            if step == 0 || step == 3 || step == 7 {
+                let reports = trainer.drain_reports(&Pairs)?;
+                found.extend(reports.into_iter().map(|report| (report.loss, report.losses)));
+            }
+        }
+        Ok((found, numbers(&trainer)?))
+    };
+    let (want, weights) = run(ExecutionMode::Eager)?;
+    let (got, graphed) = run(ExecutionMode::CudaGraph)?;
+    assert_eq!(got, want);
+    assert!(graphed == weights, "other weights");
+    assert!(got.iter().all(|(_, terms)| terms.len() == 2));
+    assert!(got.windows(2).all(|two| two[0].1[0] != two[1].1[0] && two[0].1[1] != two[1].1[1]));
     Ok(())
 }
 

@@ -1,7 +1,7 @@
 //! Training steps as CUDA graphs: one step is captured, and replayed for equal steps.
 
 use ferrotron_cuda::stream::Event;
-use ferrotron_tensor::{CudaGraph, Device, Error, Result};
+use ferrotron_tensor::{CudaGraph, Device, Error, Result, Tensor};
 use std::collections::VecDeque;
 
 use super::config::EAGER_STEPS;
@@ -24,11 +24,35 @@ pub(super) struct StepGraph {
     frozen: Frozen,
     /// The batches of a step, at fixed addresses.
     pub microbatches: Vec<Microbatch>,
+    /// The sums of several loss terms in the last step, at a fixed address.
+    pub terms: TermSums,
     /// Number of eager steps so far.
     taken: usize,
     captured: Option<CudaGraph>,
     /// Completion events of the replays in flight.
     under_way: VecDeque<Event>,
+}
+
+/// The sums of several loss terms, which each step writes to the same memory; nothing with one term.
+#[derive(Default)]
+pub(super) struct TermSums(Option<Tensor>);
+
+impl TermSums {
+    /// Writes the sums of a step.
+    pub fn set(&mut self, sums: Option<Tensor>) -> Result<()> {
+        match (&mut self.0, sums) {
+            (Some(fixed), Some(sums)) => fixed.copy_from(&sums),
+            (fixed, sums) => {
+                *fixed = sums;
+                Ok(())
+            }
+        }
+    }
+
+    /// Copies the sums of the last step, behind it on the stream.
+    pub fn copy(&self) -> Result<Option<Tensor>> {
+        self.0.as_ref().map(Tensor::copy).transpose()
+    }
 }
 
 /// The way in which the host's part of a step ran.
@@ -44,7 +68,8 @@ impl StepGraph {
     /// A graph that is still to be captured, on the batches of its first step.
     pub fn new(frozen: Frozen, microbatches: Vec<Microbatch>) -> StepGraph {
         let under_way = VecDeque::new();
-        StepGraph { frozen, microbatches, taken: 0, captured: None, under_way }
+        let terms = TermSums::default();
+        StepGraph { frozen, microbatches, terms, taken: 0, captured: None, under_way }
     }
 
     /// Whether a step with these values can be replayed.
@@ -58,7 +83,7 @@ impl StepGraph {
         &mut self,
         device: &Device,
         step: u64,
-        take: impl FnOnce(&[Microbatch]) -> Result<()>,
+        take: impl FnOnce(&[Microbatch], &mut TermSums) -> Result<()>,
     ) -> Result<Taken> {
         if let Some(captured) = &mut self.captured {
             if self.under_way.len() == AHEAD
@@ -73,10 +98,12 @@ impl StepGraph {
             return Ok(Taken::Replayed);
         }
         if self.taken < EAGER_STEPS {
-            take(&self.microbatches)?;
+            take(&self.microbatches, &mut self.terms)?;
             self.taken += 1;
         } else {
-            let (mut captured, ()) = CudaGraph::capture(device, || take(&self.microbatches))?;
+            // The eager steps before have allocated the sums, outside of the graph.
+            let take = || take(&self.microbatches, &mut self.terms);
+            let (mut captured, ()) = CudaGraph::capture(device, take)?;
             captured.replay(step)?;
             self.captured = Some(captured);
         }

@@ -323,12 +323,9 @@ impl<M: Model> Trainer<M> {
         self.loss_scaler.skips() || local || self.config.bad_steps.needs_host()
     }
 
-    /// Enqueues a step with its update as a graph, or eagerly if it is one of the first equal ones.
+    /// Enqueues a step with its update as a graph, or eagerly if it is one of the first equal ones. Returns the sums of
+    /// the loss terms over the world, if there are several.
     fn run_graph(&mut self, step: &StepBatch) -> Result<Option<Tensor>> {
-        if step.loss.names.len() > 1 {
-            let message = "replays steps of one loss term, and the model has several";
-            return Err(Error::config("enable-cuda-graph", message));
-        }
         if step.batches.iter().any(|batch| batch.key_lengths().is_some()) {
             let message = "replays steps of samples without padding, and the batch has key lengths";
             return Err(Error::config("enable-cuda-graph", message));
@@ -348,16 +345,19 @@ impl<M: Model> Trainer<M> {
             None => StepGraph::new(frozen, self.upload(step)?),
         };
         let device = self.scope.device().clone();
-        let taken = graph.run(&device, self.progress.step, |microbatches| {
+        let taken = graph.run(&device, self.progress.step, |microbatches, terms| {
             let sums = self.forward_backward(step, microbatches)?;
-            self.check_gradients(step, sums)?;
+            let sums = self.check_gradients(step, sums)?;
+            terms.set(sums)?;
             self.update()
         })?;
         if taken == Taken::Replayed {
             self.optimizer.count_step(self.data_parallel.buffers());
         }
+        // The next replay overwrites them.
+        let sums = graph.terms.copy()?;
         self.graph = Some(graph);
-        Ok(None)
+        Ok(sums)
     }
 
     /// Reads the results of all steps that are in flight; takes a failed one back.
