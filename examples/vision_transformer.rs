@@ -1,5 +1,5 @@
 //! A vision transformer (Dosovitskiy et al., arXiv 2010.11929) that learns to tell gratings apart. It trains on one
-//! rank and on four: two pipeline stages x two data-parallel ranks. The losses are the same.
+//! rank and on four: two pipeline stages x two data-parallel ranks. The losses are the same, in f64 to 1e-10.
 //!
 //! Shapes are trailing comments: batch B, patches T, width C, classes V.
 //!
@@ -104,7 +104,7 @@ impl Model for Vit {
     }
 
     fn forward(&self, microbatch: &Microbatch, input: Option<Var>) -> Result<StageOutput> {
-        let pixels = Var::from(microbatch.get("pixels")?.clone()); // (B, T, P P)
+        let pixels = Var::from(microbatch.get_as("pixels", DType::F64)?); // (B, T, P P)
         let x = match &self.embedding {
             Some((patches, positions)) => (patches.forward(&pixels)? + positions.var()?)?, // (B, T, C)
             None => input.expect("a later chunk has an input"),
@@ -141,7 +141,7 @@ fn gratings(seed: u64, first_sample: u64, samples: usize) -> Result<Batch> {
 fn train(mesh: &Mesh, steps: usize) -> Result<Vec<f64>> {
     let sizes = BatchSize::constant(8, mesh.axis(Axis::Data).size(), 32)?;
     let options = TrainerConfig::new(1, LrSchedule::constant(2e-3)?, sizes);
-    let scope = Scope::new(&Device::cpu(1)?, DType::F32, 1);
+    let scope = Scope::new(&Device::cpu(1)?, DType::F64, 1);
     let config = VitConfig { width: 32, heads: 4, layers: 2 };
     let mut trainer = Trainer::<Vit>::on_mesh(&scope, mesh, &config, options)?;
     let samples = |seed| GeneratedSamples::new(PATCHES, 256, move |i, n| gratings(seed, i, n));
@@ -157,8 +157,8 @@ fn main() -> Result<()> {
     // tp 1, cp 1, pp 2, and what remains is dp 2
     let four = Mesh::run_threads(ParallelDims::new(4, 1, 1, 2)?, |mesh| train(mesh, 150))?;
     for step in (0..150).step_by(30) {
-        println!("step {:3}: {:.6}, on four ranks {:.6}", step + 1, one[step], four[0][step]);
-        assert!((one[step] - four[0][step]).abs() < 2e-3 * one[step], "step {}", step + 1);
+        println!("step {:3}: {:.12}, on four ranks {:.12}", step + 1, one[step], four[0][step]);
+        assert!((one[step] - four[0][step]).abs() < 1e-10 * one[step], "step {}", step + 1);
     }
     println!("loss on 256 other samples: {:.4}", one[150]);
     assert!(one[150] < 0.3, "the model does not learn");
