@@ -4,7 +4,7 @@ use ferrotron_autograd::{Offloader, Var};
 use ferrotron_nn::{Module, Param, Scope};
 use ferrotron_parallel::collective::partition_range;
 use ferrotron_parallel::mesh::Mesh;
-use ferrotron_tensor::{Error, Result};
+use ferrotron_tensor::{DType, Device, Error, Result};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::fmt::Debug;
@@ -299,4 +299,12 @@ impl ModelChunk {
         };
         Ok((0..chunks).map(|chunk| part(chunk * ranks + rank)).collect())
     }
+}
+
+/// The names of all parameters of a whole model, whatever part of it a rank holds.
+pub(crate) fn parameter_names<M: Model>(model: &M::Config, dtype: DType) -> Result<Vec<String>> {
+    let scope = Scope::new(&Device::fake(1)?, dtype, 0);
+    let chunk = ModelChunk::whole(M::num_blocks(model));
+    let params = M::new_chunk(&scope, &Mesh::single(), model, &chunk)?.params();
+    Ok(params.iter().map(|param| param.name().to_string()).collect())
 }

@@ -22,6 +22,7 @@ use crate::io::checkpoint::{Checkpoint, LocalShard, Moments, SavedModel, Snapsho
 use crate::io::data::FiniteSamples;
 use crate::io::tokenizer::Tokenizer;
 use crate::training::evaluate::{Evaluation, LocalModel, evaluate};
+use crate::training::model::parameter_names;
 use crate::training::stop::StopFlag;
 
 pub use crate::training::microbatch::Microbatch;
@@ -278,9 +279,12 @@ impl<M: Model> Trainer<M> {
     /// Resumes from a checkpoint, saved in any layout. All ranks of the mesh call this; a checkpoint that was
     /// [peeked](Checkpoint::peek) at is verified by all of them together.
     ///
-    /// Errors if it is of another model or damaged.
+    /// Errors if it is of another model or damaged, or has a weight that the model has not, which the next checkpoint
+    /// would lose. Entries of its progress that are not known are kept for the next one.
     pub fn load(&mut self, checkpoint: &Checkpoint) -> Result<()> {
         M::check_checkpoint(checkpoint, &self.model)?;
+        let names = parameter_names::<M>(&self.model, self.scope.dtype())?;
+        checkpoint.check_names(names.iter().map(String::as_str))?;
         checkpoint.verify(self.mesh.world())?;
         self.graph = None; // it knows where weights and moments were
         self.reports.forget()?;

@@ -3,6 +3,7 @@
 
 mod bad_steps;
 mod freezing;
+mod unknown_entries;
 
 use ferrotron_autograd::Var;
 use ferrotron_models::batch_size::{BatchSize, BatchSizeConfig};

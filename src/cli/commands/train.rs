@@ -1,7 +1,7 @@
 //! `ferrotron train`: alone, as one rank of a job, or as the launcher of one.
 
 use ferrotron::models::bert::Bert;
-use ferrotron::models::checkpoint::Checkpoint;
+use ferrotron::models::checkpoint::{Checkpoint, processor_change, record_processor};
 use ferrotron::models::data::{DataFingerprint, DataOrigin};
 use ferrotron::models::gpt::Gpt;
 use ferrotron::models::memory::{self, StageMemory};
@@ -215,6 +215,8 @@ impl<M: TrainedModel> PreparedRun<M> {
         }
         let mut progress = trainer.progress().clone();
         fingerprint.record(&mut progress.extra);
+        let change = processor_change(&progress.extra, &device, scope.dtype());
+        record_processor(&mut progress.extra, &device);
         trainer.set_progress(progress);
 
         let folder = run_folder::make(args, resumed.as_ref(), mesh.world())?;
@@ -223,6 +225,7 @@ impl<M: TrainedModel> PreparedRun<M> {
         let first = mesh.rank() == 0;
         if first {
             report::before(&configuration, &trainer, &input.dataset, &tokenizer, &stages, &config)?;
+            change.iter().for_each(|line| output::note(line));
         }
         let done = trainer.progress().step;
         let mut progress = match first {

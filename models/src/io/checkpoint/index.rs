@@ -32,6 +32,13 @@ pub(super) struct Index {
     pub tensors: BTreeMap<String, TensorRecord>,
 }
 
+/// The fields of an index that every version has.
+#[derive(Deserialize)]
+struct Header {
+    format: String,
+    version: u32,
+}
+
 /// A global tensor.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -100,16 +107,15 @@ impl Index {
         let path = folder.join(INDEX);
         let text = std::fs::read(&path).map_err(|error| cannot("read", &path, &error))?;
         let wrong = |what: String| format!("'{}' is damaged: {what}", path.display());
-        let index: Index =
-            serde_json::from_slice(&text).map_err(|error| wrong(error.to_string()))?;
-        if index.format != FORMAT || !(1..=VERSION).contains(&index.version) {
+        let unreadable = |error: serde_json::Error| wrong(error.to_string());
+        let Header { format, version } = serde_json::from_slice(&text).map_err(unreadable)?;
+        if format != FORMAT || !(1..=VERSION).contains(&version) {
             return Err(format!(
-                "'{}' is of '{}' version {}; this program reads '{FORMAT}' versions 1 to {VERSION}",
+                "'{}' is of '{format}' version {version}; this program reads '{FORMAT}' versions 1 to {VERSION}",
                 path.display(),
-                index.format,
-                index.version
             ));
         }
+        let index: Index = serde_json::from_slice(&text).map_err(unreadable)?;
         index.check().map_err(wrong)?;
         Ok(index)
     }

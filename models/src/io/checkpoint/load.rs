@@ -198,16 +198,18 @@ impl Checkpoint {
     /// A parameter that the checkpoint lacks or has with other dims or another dtype; a weight in the
     /// checkpoint that is none of these parameters. The model is then unchanged.
     pub fn load_params(&self, params: &[Param]) -> Result<()> {
-        let known: BTreeSet<&str> = params.iter().map(Param::name).collect();
-        let stray = self
-            .index
-            .tensors
-            .keys()
-            .find(|name| !is_moment(name) && !known.contains(name.as_str()));
-        if let Some(stray) = stray {
-            return Err(self.another(format!("it has '{stray}', which the model has not")));
-        }
+        self.check_names(params.iter().map(Param::name))?;
         self.load_params_of_part(params)
+    }
+
+    /// Errors, naming it, if a weight of the checkpoint is none of `names`, those of a whole model.
+    pub(crate) fn check_names<'a>(&self, names: impl Iterator<Item = &'a str>) -> Result<()> {
+        let known: BTreeSet<&str> = names.collect();
+        let weights = self.index.tensors.keys().filter(|name| !is_moment(name));
+        match weights.into_iter().find(|name| !known.contains(name.as_str())) {
+            Some(stray) => Err(self.another(format!("it has '{stray}', which the model has not"))),
+            None => Ok(()),
+        }
     }
 
     /// Fills the parameters of a part of a model, such as a pipeline stage.

@@ -17,6 +17,10 @@
 //! loads asks for the [`ShardSpec`](ferrotron_tensor::ShardSpec)s that it holds, so what was saved in one layout
 //! loads in any other. Names and dims are those of the whole model: nothing is padded, whatever divides it.
 //!
+//! What a program does not know is kept or refused. Unknown entries of `progress.json` are kept for the next
+//! checkpoint. An unknown weight or moment is refused by name, an unknown field of `index.json` too, and a later version
+//! of the format by its number.
+//!
 //! A checkpoint is written under a temporary name, file by file to the disk, then renamed, then named in
 //! `latest`. A process killed at any time, or a full disk, leaves the previous one as it was. Numbers
 //! are stored little-endian, as this program's processors have them.
@@ -38,6 +42,7 @@ mod folder;
 mod index;
 mod load;
 mod load_optimizer;
+mod processor;
 mod reader;
 mod retention;
 mod save;
@@ -51,6 +56,7 @@ pub use comparison::{
 };
 pub(crate) use folder::name as folder_name;
 pub use load::Checkpoint;
+pub use processor::{processor_change, record_processor};
 pub use retention::{Retention, clean};
 pub use save::{LocalShard, Moments, Snapshot, save};
 pub use saved_model::SavedModel;

@@ -1,11 +1,10 @@
 //! Freezes parameters by the patterns of a configuration, before anything is laid out for them.
 
-use ferrotron_nn::{Param, Scope};
-use ferrotron_parallel::mesh::Mesh;
-use ferrotron_tensor::{Device, Error, Result};
+use ferrotron_nn::Scope;
+use ferrotron_tensor::{Error, Result};
 
 use super::TrainerConfig;
-use crate::training::model::{Model, ModelChunk};
+use crate::training::model::{Model, parameter_names};
 
 /// Freezes the parameters of `parts` whose names match [`TrainerConfig::frozen`].
 ///
@@ -21,10 +20,8 @@ pub(super) fn freeze<M: Model>(
     if patterns.is_empty() {
         return Ok(());
     }
-    let described = Scope::new(&Device::fake(1)?, scope.dtype(), config.seed);
-    let chunk = ModelChunk::whole(M::num_blocks(model));
-    let params = M::new_chunk(&described, &Mesh::single(), model, &chunk)?.params();
-    let names: Vec<&str> = params.iter().map(Param::name).collect();
+    let names = parameter_names::<M>(model, scope.dtype())?;
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
     let refuse = |error: Error| Error::config("freeze-parameters", error.context());
     patterns.check(&names).map_err(refuse)?;
     if names.iter().all(|name| patterns.matches(name)) {
