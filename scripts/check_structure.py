@@ -12,7 +12,7 @@ import sys
 from collections import defaultdict
 from pathlib import Path
 
-CRATES = ["cuda", "cuda/sim", "tensor", "autograd", "derive", "nn", "parallel", "models", "."]
+CRATES = ["cuda", "cuda/sim", "tensor", "autograd", "derive", "nn", "parallel", "data", "models", "."]
 TEXT = re.compile(
     r"""//[^\n]*|/\*.*?\*/|\bb?r(#*)".*?"\1|\bb?"(?:\\.|[^"\\])*"|"(?:\\.|[^"\\])*"|'(?:\\[^']*|[^\\'])'""", re.S)
 USE = re.compile(r"\b(pub\s+)?use\s+([^;]+);")

@@ -1,4 +1,4 @@
-//! Models, data, tokenizers and training of Ferrotron.
+//! Models and training of Ferrotron, with the data and tokenizers of [`ferrotron_data`].
 #![deny(missing_docs)]
 #![forbid(unsafe_code)]
 

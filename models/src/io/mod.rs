@@ -1,8 +1,8 @@
-//! Files: checkpoints, data, tokenizers, Hugging Face models.
+//! Files: checkpoints, Hugging Face models; data and tokenizers are the crate `ferrotron_data`.
 
 pub mod checkpoint;
-pub mod data;
-pub mod entropy;
 pub mod hugging_face;
 pub(crate) mod tensor_file;
-pub mod tokenizer;
+
+pub use ferrotron_data as data;
+pub use ferrotron_data::{entropy, tokenizer};

@@ -15,7 +15,7 @@ const ROUNDS: u64 = 8;
 /// A permutation of `0..len`, chosen by a key.
 ///
 /// ```
-/// use ferrotron_models::data::Permutation;
+/// use ferrotron_data::Permutation;
 /// use ferrotron_tensor::RandomKey;
 /// let order = Permutation::new(RandomKey::new(1234, 0, "example"), 10);
 /// let mut all: Vec<u64> = (0..10).map(|i| order.at(i)).collect();

@@ -1,6 +1,6 @@
 use super::*;
-use crate::io::data::IGNORE;
-use crate::io::tokenizer::Tokenizer;
+use crate::IGNORE;
+use crate::tokenizer::Tokenizer;
 
 /// Documents of 1 to 9 sentences of 1 to 12 letters.
 fn documents(count: u64) -> Documents {

@@ -2,7 +2,7 @@
 
 use super::Split;
 use super::shard::Shard;
-use crate::io::tokenizer::Tokenizer;
+use crate::tokenizer::Tokenizer;
 use ferrotron_tensor::{Error, Result};
 use std::{fmt, ops::Range, path::Path, sync::Arc};
 
@@ -20,7 +20,7 @@ const CHECK_CHUNK: usize = 1 << 16;
 /// A stream of tokens, or a part of one; clones and parts share the files.
 ///
 /// ```
-/// use ferrotron_models::data::{Split, TokenSource};
+/// use ferrotron_data::{Split, TokenSource};
 /// let source = TokenSource::from_tokens((0..10).collect(), 10)?;
 /// let (train, validation) = source.split(Split::valid_fraction(0.2)?)?;
 /// assert_eq!(train.to_vec()?, [0, 1, 2, 3, 4, 5, 6, 7]);

@@ -7,7 +7,7 @@ use ferrotron_tensor::Result;
 /// rank. An evaluation takes the first `len`; training takes as many as it needs.
 ///
 /// ```
-/// use ferrotron_models::data::{Batch, GeneratedSamples, Samples};
+/// use ferrotron_data::{Batch, GeneratedSamples, Samples};
 /// let batch = |first: u64, n: usize| {
 ///     let x: Vec<f32> = (0..n as u64).map(|i| (first + i) as f32).collect();
 ///     Batch::new(first, n, 1).with("x", x, &[n, 1])

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use super::{Dataset, TokenSource};
-use crate::io::tokenizer::Tokenizer;
+use crate::tokenizer::Tokenizer;
 
 /// Name of the fingerprint in a checkpoint's progress.
 const KEY: &str = "data_fingerprint";
@@ -45,8 +45,8 @@ pub enum DataOrigin {
 /// Identifies the data of a run.
 ///
 /// ```
-/// use ferrotron_models::data::{DataChange::Refused, DataFingerprint, DataOrigin::Files, Dataset, Split};
-/// use ferrotron_models::tokenizer::Tokenizer;
+/// use ferrotron_data::{DataChange::Refused, DataFingerprint, DataOrigin::Files, Dataset, Split};
+/// use ferrotron_data::tokenizer::Tokenizer;
 /// let fingerprint = |text: &str| {
 ///     let dataset = Dataset::from_text(text, &Tokenizer::Byte, Split::default())?;
 ///     DataFingerprint::new(&dataset, &Tokenizer::Byte)
@@ -94,7 +94,7 @@ impl DataFingerprint {
         described(self.training_tokens, self.tokens_crc32.unwrap_or_default())
     }
 
-    /// Puts the fingerprint into the extra entries of a [`TrainState`](crate::io::checkpoint::TrainState).
+    /// Puts the fingerprint into the extra entries of a checkpoint's `TrainState`.
     pub fn record(&self, progress: &mut Map<String, Value>) {
         progress.remove(OLD_KEY);
         progress.insert(KEY.to_string(), json!(self));
@@ -218,7 +218,7 @@ fn tokens_crc32(source: &TokenSource) -> Result<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::io::data::Split;
+    use crate::Split;
 
     fn dataset(train: Vec<u32>, split: f64) -> Dataset {
         let all = TokenSource::from_tokens(train, 1 << 20).unwrap();

@@ -8,7 +8,7 @@ use ferrotron_tensor::{Error, Result};
 /// is exact.
 ///
 /// ```
-/// use ferrotron_models::data::{TokenSource, Validation};
+/// use ferrotron_data::{TokenSource, Validation};
 /// let source = TokenSource::from_tokens((0..100).collect(), 100)?;
 /// let validation = Validation::new(source, 8)?;
 /// assert_eq!((validation.samples(), validation.predicted()), (13, 99));
@@ -103,7 +103,7 @@ impl FiniteSamples for Validation {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::io::data::IGNORE;
+    use crate::IGNORE;
 
     fn validation(tokens: u32, seq_length: usize) -> Result<Validation> {
         let source = TokenSource::from_tokens((0..tokens).collect(), tokens as usize)?;

@@ -17,7 +17,7 @@
 //! same.
 
 use super::{Batch, Documents, FiniteSamples, PairBatch, Permutation, Samples};
-use crate::io::tokenizer::SpecialTokens;
+use crate::tokenizer::SpecialTokens;
 use ferrotron_tensor::{Error, RandomKey, Result};
 use std::ops::Range;
 use std::sync::Arc;
@@ -160,8 +160,8 @@ fn below(key: &RandomKey, index: u64, count: usize) -> usize {
 /// Draws training batches of masked sentence pairs.
 ///
 /// ```
-/// use ferrotron_models::data::{Documents, Samples, SentencePairs};
-/// use ferrotron_models::tokenizer::Tokenizer;
+/// use ferrotron_data::{Documents, Samples, SentencePairs};
+/// use ferrotron_data::tokenizer::Tokenizer;
 /// let text = "It rains. Take an umbrella!\nOr stay.\n\nOne more. And another.";
 /// let documents = Documents::from_text(text, &Tokenizer::Byte)?;
 /// let pairs = SentencePairs::new(documents, Tokenizer::Byte.special_tokens()?, 32, 1234)?;

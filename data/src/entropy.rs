@@ -12,7 +12,7 @@
 /// bytes of memory per token.
 ///
 /// ```
-/// use ferrotron_models::entropy::bigram_entropy;
+/// use ferrotron_data::entropy::bigram_entropy;
 /// assert_eq!(bigram_entropy(&[7, 9, 7, 9, 7]), 0.0); // the previous token says it all
 /// ```
 pub fn bigram_entropy(tokens: &[u32]) -> f64 {

@@ -9,7 +9,7 @@ pub const IGNORE: i64 = -100;
 /// The samples of one forward pass of one rank, as named arrays.
 ///
 /// ```
-/// use ferrotron_models::data::Batch;
+/// use ferrotron_data::Batch;
 /// // Two images of 3 x 4 x 4 pixels in 16 patches, and their classes.
 /// let batch = Batch::new(0, 2, 16)
 ///     .with("pixels", vec![0.0_f32; 2 * 3 * 4 * 4], &[2, 3, 4, 4])?

@@ -42,7 +42,7 @@ const GPT2_END_OF_TEXT: u32 = 50_256;
 /// A tokenizer.
 ///
 /// ```
-/// use ferrotron_models::tokenizer::Tokenizer;
+/// use ferrotron_data::tokenizer::Tokenizer;
 /// let tokenizer = Tokenizer::char("hello world")?;
 /// assert_eq!(tokenizer.vocab_size(), 8); // space d e h l o r w
 /// assert_eq!(tokenizer.encode("hold")?, [3, 5, 4, 1]);
@@ -202,7 +202,7 @@ struct SavedTokenizer {
 /// The value of `--tokenizer`.
 ///
 /// ```
-/// use ferrotron_models::tokenizer::TokenizerChoice;
+/// use ferrotron_data::tokenizer::TokenizerChoice;
 /// let choice: TokenizerChoice = "char".parse()?;
 /// let tokenizer = choice.build(|| Ok("the training text".to_string()))?;
 /// assert_eq!(tokenizer.name(), "char");

@@ -48,7 +48,7 @@ pub trait FiniteSamples: Samples {
 /// Draws training batches.
 ///
 /// ```
-/// use ferrotron_models::data::{Sampler, TokenSource};
+/// use ferrotron_data::{Sampler, TokenSource};
 /// let source = TokenSource::from_tokens((0..1000).collect(), 1000)?;
 /// let sampler = Sampler::new(source, 8, 1234)?;
 /// let whole = sampler.tokens(100, 4)?; // samples 100, 101, 102, 103 ...
@@ -215,7 +215,7 @@ mod tests {
     #[test]
     fn samplers_can_be_shared_between_threads() {
         fn shared<T: Send + Sync>() {}
-        shared::<(Sampler, crate::io::tokenizer::Tokenizer)>();
+        shared::<(Sampler, crate::tokenizer::Tokenizer)>();
     }
 
     #[test]

@@ -25,7 +25,7 @@ impl Tokenizer {
     /// A file without one of them.
     ///
     /// ```
-    /// use ferrotron_models::tokenizer::Tokenizer;
+    /// use ferrotron_data::tokenizer::Tokenizer;
     /// let special = Tokenizer::Byte.special_tokens()?;
     /// assert_eq!((special.pad, special.mask, special.vocab_size), (256, 259, 260));
     /// # Ok::<(), ferrotron_tensor::Error>(())

@@ -26,9 +26,13 @@
 //! function of the seed alone, so that micro batch, accumulation and ranks cut the same sequence of
 //! samples, and a run resumes by its count of consumed samples.
 
+#![deny(missing_docs)]
+#![forbid(unsafe_code)]
+
 mod batch;
 mod dataset;
 mod documents;
+pub mod entropy;
 mod fingerprint;
 mod generated;
 mod pair_batch;
@@ -39,6 +43,7 @@ mod shard;
 mod source;
 mod split;
 mod token_file;
+pub mod tokenizer;
 mod validation;
 
 pub use batch::{ArrayElement, ArrayValues, Batch, BatchArray, IGNORE, TokenBatch, num_valid};

@@ -74,7 +74,7 @@ fn line(id: &Value) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use crate::io::tokenizer::Tokenizer;
+    use crate::tokenizer::Tokenizer;
 
     const VOCAB: &str =
         "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nthe\nhouse\n##s\n.\nun\n##want\n##ed\n";

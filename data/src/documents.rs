@@ -4,7 +4,7 @@
 //! and brackets that close there, if white space follows.
 
 use super::{DataConfig, Split, TokenSource, shard};
-use crate::io::tokenizer::Tokenizer;
+use crate::tokenizer::Tokenizer;
 use ferrotron_tensor::{Error, Result};
 use std::ops::Range;
 use std::path::PathBuf;
@@ -13,8 +13,8 @@ use std::sync::Arc;
 /// Documents of tokenized sentences, in memory: 4 bytes a token. Clones and parts share them.
 ///
 /// ```
-/// use ferrotron_models::data::Documents;
-/// use ferrotron_models::tokenizer::Tokenizer;
+/// use ferrotron_data::Documents;
+/// use ferrotron_data::tokenizer::Tokenizer;
 /// let text = "It rains. Take an umbrella!\nOr stay.\n\nAnother document.";
 /// let documents = Documents::from_text(text, &Tokenizer::Byte)?;
 /// assert_eq!((documents.num_documents(), documents.num_sentences()), (2, 4));

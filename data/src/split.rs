@@ -31,7 +31,7 @@ impl Split {
     /// No proportion for training, one below 0, or one that is not finite.
     ///
     /// ```
-    /// use ferrotron_models::data::Split;
+    /// use ferrotron_data::Split;
     /// assert_eq!(Split::valid_fraction(0.1)?.tokens(1000), [900, 100, 0]);
     /// assert_eq!(Split::proportions([949.0, 50.0, 1.0])?.tokens(1000), [949, 50, 1]);
     /// assert!(Split::proportions([0.0, 1.0, 1.0]).is_err());

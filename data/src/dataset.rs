@@ -1,7 +1,7 @@
 //! From the command line's `--data` to a training and a validation stream.
 
 use super::{Split, shard, source::TokenSource};
-use crate::io::tokenizer::Tokenizer;
+use crate::tokenizer::Tokenizer;
 use ferrotron_tensor::{Error, Result};
 use std::path::{Path, PathBuf};
 
@@ -170,8 +170,8 @@ fn folder(path: &Path) -> Result<Vec<PathBuf>> {
 /// The two streams of a run.
 ///
 /// ```
-/// use ferrotron_models::data::{Dataset, Split};
-/// use ferrotron_models::tokenizer::Tokenizer;
+/// use ferrotron_data::{Dataset, Split};
+/// use ferrotron_data::tokenizer::Tokenizer;
 /// let dataset = Dataset::from_text("to be or not to be", &Tokenizer::Byte, Split::valid_fraction(0.5)?)?;
 /// assert_eq!(dataset.train.len(), 9);
 /// assert_eq!(dataset.validation.unwrap().len(), 9);

@@ -4,7 +4,7 @@
 //! where reading a map would end the process by SIGBUS.
 
 use super::token_file::TokenFile;
-use crate::io::tokenizer::Tokenizer;
+use crate::tokenizer::Tokenizer;
 use ferrotron_tensor::{Error, Result};
 use std::io::Read;
 use std::{fs, fs::File, path::Path};
