@@ -89,7 +89,7 @@ impl DataConfig {
     /// Those of [`DataConfig::files`]; a file that is not UTF-8 text.
     pub fn text(&self) -> Result<String> {
         let purpose = "from which a char vocabulary could be built: name the tokenizer it was made with (gpt2 or \
-                       a tokenizer.json)";
+                       a tokenizer.json), or the number of its token ids by --vocab-size";
         self.files()?.0.iter().map(|path| shard::read_text(path, purpose)).collect()
     }
 }

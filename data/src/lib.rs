@@ -15,6 +15,7 @@
 //! |---|---|---|
 //! | llm.c shard, GPT-2 | i32 20240520, version 1 | 256 x i32 header, header\[2\] tokens of u16 |
 //! | llm.c shard, Llama 3 | i32 20240801, version 7 | the same with u32 tokens |
+//! | Megatron | an `.idx` beside it, or `PREFIX.idx` for `PREFIX` | [`IndexedDataset`] |
 //! | nanoGPT | extension `.bin` | u16 tokens, no header |
 //! | text | anything else | UTF-8 (any bytes with the byte tokenizer), a leading byte-order mark left out |
 //!
@@ -35,6 +36,7 @@ mod documents;
 pub mod entropy;
 mod fingerprint;
 mod generated;
+mod indexed_dataset;
 mod pair_batch;
 mod permutation;
 mod sampler;
@@ -42,7 +44,9 @@ mod sentence_pairs;
 mod shard;
 mod source;
 mod split;
+mod token_array;
 mod token_file;
+mod token_type;
 pub mod tokenizer;
 mod validation;
 
@@ -51,10 +55,12 @@ pub use dataset::{DataConfig, Dataset};
 pub use documents::Documents;
 pub use fingerprint::{DataChange, DataFingerprint, DataOrigin, tokens_in_words};
 pub use generated::GeneratedSamples;
+pub use indexed_dataset::{IndexedDataset, IndexedDatasetBuilder};
 pub use pair_batch::PairBatch;
 pub use permutation::Permutation;
 pub use sampler::{FiniteSamples, Sampler, Samples};
 pub use sentence_pairs::{HeldOutPairs, SentencePairs};
 pub use source::TokenSource;
 pub use split::Split;
+pub use token_type::TokenType;
 pub use validation::Validation;

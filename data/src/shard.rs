@@ -1,20 +1,22 @@
 //! One file of tokens: recognises its format and reads tokens out of it by position.
-//!
-//! Token files are read with `pread`, not mapped: a file that another program cuts short is an error with its name,
-//! where reading a map would end the process by SIGBUS.
 
+use super::indexed_dataset::IndexedDataset;
+use super::token_array::TokenArray;
 use super::token_file::TokenFile;
+use super::token_type::TokenType;
 use crate::tokenizer::Tokenizer;
 use ferrotron_tensor::{Error, Result};
 use std::io::Read;
+use std::ops::Range;
 use std::{fs, fs::File, path::Path};
 
 /// llm.c's header: 256 x i32.
 const LLMC_HEADER: usize = 1024;
 
-/// First words of llm.c's token shards, with version and bytes per token (dataloader.h and the
+/// First words of llm.c's token shards, with version and type of the tokens (dataloader.h and the
 /// scripts under dev/data).
-const LLMC_SHARDS: [(u32, u32, usize); 2] = [(20_240_520, 1, 2), (20_240_801, 7, 4)];
+const LLMC_SHARDS: [(u32, u32, TokenType); 2] =
+    [(20_240_520, 1, TokenType::U16), (20_240_801, 7, TokenType::U32)];
 
 /// First words of llm.c's other files, to say what was given by mistake.
 const LLMC_OTHERS: [(u32, &str); 5] = [
@@ -46,8 +48,10 @@ pub(super) struct Shard {
 }
 
 enum Storage {
-    /// Tokens of `width` bytes, little-endian, from byte `offset` of a file.
-    File { file: TokenFile, offset: u64, width: usize },
+    /// Tokens of a file.
+    File(TokenArray),
+    /// Tokens of an indexed data set of Megatron.
+    Indexed(Box<IndexedDataset>),
     /// Tokens of a text that was tokenized here.
     Owned(Vec<u32>),
 }
@@ -61,12 +65,15 @@ impl Shard {
 
     /// Opens a file of any of the formats on the module's page.
     pub(super) fn open(path: &Path, tokenizer: &Tokenizer) -> Result<Self> {
+        if let Some(index) = IndexedDataset::index_path(path) {
+            return Shard::indexed(IndexedDataset::open(&index)?);
+        }
         let input = Input::open(path)?;
-        let (offset, width) = match input.layout()? {
-            TokenLayout::Tokens { offset, width } => (offset as u64, width),
+        let (offset, token_type) = match input.layout()? {
+            TokenLayout::Tokens { offset, token_type } => (offset as u64, token_type),
             TokenLayout::Text if matches!(tokenizer, Tokenizer::Byte) => {
                 let marked = input.head.starts_with(UTF8_MARK);
-                (if marked { UTF8_MARK.len() as u64 } else { 0 }, 1)
+                (if marked { UTF8_MARK.len() as u64 } else { 0 }, TokenType::U8)
             }
             TokenLayout::Text => {
                 let name = input.name();
@@ -74,17 +81,53 @@ impl Shard {
                 return Ok(Shard::owned(&name, tokens));
             }
         };
-        let len = (input.bytes - offset) / width as u64;
+        let len = (input.bytes - offset) / token_type.bytes() as u64;
         let name = input.name();
         let file = TokenFile::new(path, input.file)
             .map_err(|error| Error::io("data", format!("cannot open '{name}': {error}")))?;
-        Ok(Shard { name, storage: Storage::File { file, offset, width }, len })
+        let storage = Storage::File(TokenArray { file, offset, token_type, len });
+        Ok(Shard { name, storage, len })
     }
 
-    /// Gives the file descriptor back. From now on each read opens the file.
+    /// An indexed data set of Megatron.
+    pub(super) fn indexed(dataset: IndexedDataset) -> Result<Self> {
+        let (name, len) = (dataset.name().to_string(), dataset.num_tokens());
+        match len {
+            0 => Err(Error::io("data", format!("'{name}' has an index but no tokens"))),
+            _ => Ok(Shard { name, storage: Storage::Indexed(Box::new(dataset)), len }),
+        }
+    }
+
+    /// Gives the file descriptors back. From now on each read opens its file.
     pub(super) fn close(&mut self) {
-        if let Storage::File { file, .. } = &mut self.storage {
-            file.close();
+        match &mut self.storage {
+            Storage::File(tokens) => tokens.file.close(),
+            Storage::Indexed(dataset) => dataset.close(),
+            Storage::Owned(_) => {}
+        }
+    }
+
+    /// Compares what the file says of its tokens with itself, as far as opening it has not.
+    ///
+    /// # Errors
+    /// An index of Megatron with a field that is wrong.
+    pub(super) fn check(&self) -> Result<()> {
+        match &self.storage {
+            Storage::Indexed(dataset) => dataset.check(),
+            Storage::Owned(_) | Storage::File(_) => Ok(()),
+        }
+    }
+
+    /// The tokens of a sequence, of an indexed data set.
+    ///
+    /// # Errors
+    /// A file without sequences; a length or an offset that does not fit.
+    pub(super) fn sequence(&self, sequence: u64) -> Result<Range<u64>> {
+        match &self.storage {
+            Storage::Indexed(dataset) => dataset.sequence_tokens(sequence),
+            Storage::Owned(_) | Storage::File(_) => {
+                Err(Error::value("data", format!("'{}' has no sequences", self.name)))
+            }
         }
     }
 
@@ -97,64 +140,39 @@ impl Shard {
             Storage::Owned(tokens) => {
                 out.copy_from_slice(&tokens[at as usize..at as usize + out.len()]);
             }
-            Storage::File { file, offset, width } => {
-                let mut bytes = vec![0; out.len() * width];
-                let first = offset + at * *width as u64;
-                file.read_exact_at(&mut bytes, first).map_err(|error| self.unreadable(&error))?;
-                match width {
-                    1 => out.iter_mut().zip(&bytes).for_each(|(out, &byte)| *out = byte.into()),
-                    2 => out.iter_mut().zip(bytes.as_chunks::<2>().0).for_each(|(out, token)| {
-                        *out = u16::from_le_bytes(*token).into();
-                    }),
-                    _ => out.iter_mut().zip(bytes.as_chunks::<4>().0).for_each(|(out, token)| {
-                        *out = u32::from_le_bytes(*token);
-                    }),
-                }
-            }
+            Storage::File(tokens) => tokens.read(&self.name, at, out)?,
+            Storage::Indexed(dataset) => dataset.read(at, out)?,
         }
         // The maximum first: it vectorises, and nearly always suffices.
         let largest = out.iter().copied().max().unwrap_or(0);
         match (largest as usize) < vocab_size || out.is_empty() {
             true => Ok(()),
-            false => Err(self.beyond(at, out, vocab_size)),
+            false => Err(self.beyond(at, out, vocab_size)?),
         }
     }
 
-    /// Names the first of `tokens`, which begin at token `at`, that is beyond the vocabulary.
-    fn beyond(&self, at: u64, tokens: &[u32], vocab_size: usize) -> Error {
+    /// The error that names the first of `tokens`, which begin at token `at`, that is beyond the vocabulary.
+    fn beyond(&self, at: u64, tokens: &[u32], vocab_size: usize) -> Result<Error> {
         let is_beyond = |token: u32| token as usize >= vocab_size;
         let wrong = tokens.iter().position(|&token| is_beyond(token)).unwrap_or(0);
+        let place = at + wrong as u64;
+        let (number, token_type) = match &self.storage {
+            Storage::Owned(_) => (tokens[wrong].into(), TokenType::U32),
+            Storage::File(file) => (file.number(&self.name, place)?, file.token_type),
+            Storage::Indexed(dataset) => (dataset.number(place)?, dataset.token_type()),
+        };
         let swapped = |token: &u32| (*token as u16).swap_bytes().into();
-        let big_endian = matches!(self.storage, Storage::File { width: 2, .. })
-            && !tokens.iter().map(swapped).any(is_beyond);
+        let big_endian = token_type == TokenType::U16 && !tokens.iter().map(swapped).any(is_beyond);
         let question = match big_endian {
             true => "is it big-endian? Swap the two bytes of each token",
             false => "was the file made with another tokenizer?",
         };
-        Error::value(
-            "data",
-            format!(
-                "'{}' has token {} at position {}, but the vocabulary has {vocab_size} (0 to {}): {question}",
-                self.name,
-                tokens[wrong],
-                at + wrong as u64,
-                vocab_size.saturating_sub(1)
-            ),
-        )
-    }
-
-    fn unreadable(&self, error: &std::io::Error) -> Error {
-        let why = match error.kind() {
-            std::io::ErrorKind::UnexpectedEof => {
-                format!(
-                    "it ends before its {} tokens, which it had when it was opened: do not change a file \
-                     while a run reads it",
-                    self.len
-                )
-            }
-            _ => error.to_string(),
-        };
-        Error::io("data", format!("cannot read '{}': {why}", self.name))
+        let message = format!(
+            "'{}' has token {number} at position {place}, but the vocabulary has {vocab_size} (0 to {}): {question}",
+            self.name,
+            vocab_size.saturating_sub(1)
+        );
+        Ok(Error::value("data", message))
     }
 }
 
@@ -163,14 +181,14 @@ impl Shard {
 /// # Errors
 /// A file that cannot be read, is empty, is a token file, or is not UTF-8.
 pub(super) fn read_text(path: &Path, purpose: &str) -> Result<String> {
-    let input = Input::open(path)?;
-    match input.layout()? {
-        TokenLayout::Text => input.text(),
-        TokenLayout::Tokens { .. } => Err(Error::config(
-            "data",
-            format!("'{}' holds tokens, not text {purpose}", path.display()),
-        )),
+    if IndexedDataset::index_path(path).is_none() {
+        let input = Input::open(path)?;
+        if matches!(input.layout()?, TokenLayout::Text) {
+            return input.text();
+        }
     }
+    let message = format!("'{}' holds tokens, not text {purpose}", path.display());
+    Err(Error::config("data", message))
 }
 
 /// A file that exists and is not empty.
@@ -186,7 +204,7 @@ struct Input<'a> {
 /// The tokens' place in a file.
 enum TokenLayout {
     Text,
-    Tokens { offset: usize, width: usize },
+    Tokens { offset: usize, token_type: TokenType },
 }
 
 impl Input<'_> {
@@ -223,7 +241,7 @@ impl Input<'_> {
         if let Some((_, what)) = LLMC_OTHERS.iter().find(|row| row.0 == first) {
             return refuse(format!("'{name}' is an llm.c {what} file, not a token shard"));
         }
-        if let Some(&(_, version, width)) = LLMC_SHARDS.iter().find(|row| row.0 == first) {
+        if let Some(&(_, version, token_type)) = LLMC_SHARDS.iter().find(|row| row.0 == first) {
             let (Some(got), Some(count), LLMC_HEADER) = (word(1), word(2), self.head.len()) else {
                 return refuse(format!(
                     "'{name}' is truncated: {} bytes, less than the {LLMC_HEADER} of an llm.c header",
@@ -235,7 +253,7 @@ impl Input<'_> {
                     "'{name}' is an llm.c shard of version {got}; with magic {first} only {version} is known"
                 ));
             }
-            let want = LLMC_HEADER as u64 + u64::from(count) * width as u64;
+            let want = LLMC_HEADER as u64 + u64::from(count) * token_type.bytes() as u64;
             if self.bytes != want {
                 return refuse(format!(
                     "'{name}' has {} bytes, but its header promises {count} tokens, {want} bytes: is it truncated?",
@@ -245,26 +263,21 @@ impl Input<'_> {
             if count == 0 {
                 return refuse(format!("'{name}' has a header but no tokens"));
             }
-            return Ok(TokenLayout::Tokens { offset: LLMC_HEADER, width });
+            return Ok(TokenLayout::Tokens { offset: LLMC_HEADER, token_type });
         }
         // With the version, which is a small number: the magic alone could be two tokens of a nanoGPT file.
         let swapped = [0, 1].map(|i| word(i).unwrap_or(0).swap_bytes());
-        if let Some(&(magic, _, width)) = LLMC_SHARDS.iter().find(|row| row.0 == swapped[0])
+        if let Some(&(magic, _, token_type)) = LLMC_SHARDS.iter().find(|row| row.0 == swapped[0])
             && swapped[1] < 256
         {
             return refuse(format!(
                 "'{name}' is a big-endian llm.c shard (its first word is {magic} with its bytes swapped): write it \
-                 little-endian, 256 header words of 4 bytes and tokens of {width}"
+                 little-endian, 256 header words of 4 bytes and tokens of {}",
+                token_type.bytes()
             ));
         }
         if self.path.extension().is_none_or(|extension| !extension.eq_ignore_ascii_case("bin")) {
             return Ok(TokenLayout::Text);
-        }
-        if is_megatron_index(&self.path.with_extension("idx")) {
-            return refuse(format!(
-                "'{name}' is a Megatron indexed dataset (an .idx file lies beside it), which is not read: \
-                 give text, nanoGPT or llm.c files"
-            ));
         }
         if !self.bytes.is_multiple_of(2) {
             return refuse(format!(
@@ -272,7 +285,7 @@ impl Input<'_> {
                 self.bytes
             ));
         }
-        Ok(TokenLayout::Tokens { offset: 0, width: 2 })
+        Ok(TokenLayout::Tokens { offset: 0, token_type: TokenType::U16 })
     }
 
     /// The whole file as UTF-8, without its byte-order mark.
@@ -299,13 +312,4 @@ impl Input<'_> {
             ))
         })
     }
-}
-
-/// Whether a file begins as Megatron-LM's `.idx` files do. Their `.bin` has no header and may hold
-/// i32 tokens, which would read as nonsense without an error.
-fn is_megatron_index(path: &Path) -> bool {
-    let mut magic = [0; 7];
-    let read =
-        File::open(path).and_then(|mut file| std::io::Read::read_exact(&mut file, &mut magic));
-    read.is_ok() && &magic == b"MMIDIDX"
 }

@@ -8,7 +8,7 @@ use std::{fmt, ops::Range, path::Path, sync::Arc};
 
 /// Files of a source that stay open; later ones are opened for each read. Samples come in random order, so no other choice
 /// of files reads fewer of them anew.
-const MAX_OPEN: usize = 8;
+pub(super) const MAX_OPEN: usize = 8;
 
 /// Tokens up to which a stream is checked against the vocabulary when it is opened (a fraction of a second). So a wrong
 /// tokenizer shows at once. Longer streams are checked as they are read.
@@ -126,12 +126,13 @@ impl TokenSource {
         Ok(())
     }
 
-    /// Reads everything once, so that a token beyond the vocabulary shows.
+    /// Reads everything once, so that a token beyond the vocabulary or a damaged index shows.
     ///
     /// # Errors
-    /// The first such token.
+    /// The first such token; the first entry of an index that contradicts the others.
     pub fn check(&self) -> Result<()> {
         let mut buffer = vec![0; CHECK_CHUNK.min(self.len() as usize)];
+        self.shards.iter().try_for_each(Shard::check)?;
         for at in (0..self.len()).step_by(CHECK_CHUNK) {
             let n = (self.len() - at).min(CHECK_CHUNK as u64) as usize;
             self.read(at, &mut buffer[..n])?;

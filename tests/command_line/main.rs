@@ -6,6 +6,7 @@ mod checkpoints;
 mod data_change;
 mod freezing;
 mod gpu;
+mod indexed_data;
 mod many_files;
 mod memory;
 mod models_and_data;

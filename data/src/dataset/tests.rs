@@ -97,7 +97,7 @@ fn wrong_files_get_one_line_that_says_what_is_wrong() {
     }
     let folder = folder_of(&[("a.bin", &two), ("a.idx", b"MMIDIDX\0\0")]);
     let error = TokenSource::open(&[folder.path().join("a.bin")], &Tokenizer::Gpt2).unwrap_err();
-    assert!(error.to_string().contains("Megatron indexed dataset"), "{error}");
+    assert!(error.to_string().contains("a.idx' is no index of Megatron"), "{error}");
     let error = TokenSource::open(&["no such file"], &Tokenizer::Gpt2).unwrap_err().to_string();
     assert!(error.starts_with("data: cannot open 'no such file': "), "{error}");
 }

@@ -6,13 +6,14 @@
 //! | `char` | the characters of the training text, sorted by code point | `char_level.rs` |
 //! | `gpt2` | GPT-2's 50257 byte pairs, embedded in the program | `gpt2.rs` |
 //! | a path | a Hugging Face `tokenizer.json`, or one that Ferrotron wrote | `hugging_face.rs` |
+//! | none, but `--vocab-size` | ids written as numbers, for files of tokens | `null.rs` |
 //! | a path that ends in `.txt` | BERT's WordPieces, one a line | `word_piece.rs` |
 //!
-//! A checkpoint contains its tokenizer as `tokenizer.json` ([`Tokenizer::to_json`]). The first three are a small JSON
+//! A checkpoint contains its tokenizer as `tokenizer.json` ([`Tokenizer::to_json`]). Those that are no files are a small JSON
 //! object, `{"kind": "char", "chars": "..."}`. A Hugging Face file is copied verbatim, so that `transformers` can
 //! read it from the checkpoint's folder.
 //!
-//! The last two need the crate's feature `tokenizers`. Without it, `gpt2` still describes files of tokens, and a text or
+//! Files need the crate's feature `tokenizers`. Without it, `gpt2` still describes files of tokens, and a text or
 //! a file that needs the feature is refused with its name.
 
 mod char_level;
@@ -21,6 +22,7 @@ mod gpt2;
 #[cfg_attr(not(feature = "tokenizers"), path = "hugging_face_absent.rs")]
 mod hugging_face;
 mod lossy;
+mod null;
 mod special_tokens;
 mod word_piece;
 
@@ -59,6 +61,8 @@ pub enum Tokenizer {
     Char(CharTokenizer),
     /// GPT-2's byte pair encoding.
     Gpt2,
+    /// None: so many token ids, written as numbers.
+    Null(usize),
     /// The tokenizer described by a Hugging Face `tokenizer.json`.
     HuggingFace(HuggingFaceTokenizer),
 }
@@ -98,16 +102,25 @@ impl Tokenizer {
     pub fn from_json(json: &str) -> Result<Self> {
         // Hugging Face files have no top-level "kind"; it is the only required key of ours.
         match serde_json::from_str::<SavedTokenizer>(json) {
-            Ok(SavedTokenizer { kind: Some(kind), chars }) => match (kind.as_str(), chars) {
-                ("byte", _) => Ok(Tokenizer::Byte),
-                ("gpt2", _) => Ok(Tokenizer::Gpt2),
-                ("char", Some(chars)) => CharTokenizer::new(&chars).map(Tokenizer::Char),
-                ("char", None) => Err(Error::io("tokenizer", "kind 'char' without \"chars\"")),
-                (kind, _) => Err(Error::io(
-                    "tokenizer",
-                    format!("unknown kind '{kind}': byte, char and gpt2 exist"),
-                )),
-            },
+            Ok(SavedTokenizer { kind: Some(kind), chars, vocab_size }) => {
+                match (kind.as_str(), chars) {
+                    ("byte", _) => Ok(Tokenizer::Byte),
+                    ("gpt2", _) => Ok(Tokenizer::Gpt2),
+                    ("null", _) => match vocab_size {
+                        Some(size @ 1..) => Ok(Tokenizer::Null(size)),
+                        _ => Err(Error::io(
+                            "tokenizer",
+                            "kind 'null' without a positive \"vocab_size\"",
+                        )),
+                    },
+                    ("char", Some(chars)) => CharTokenizer::new(&chars).map(Tokenizer::Char),
+                    ("char", None) => Err(Error::io("tokenizer", "kind 'char' without \"chars\"")),
+                    (kind, _) => Err(Error::io(
+                        "tokenizer",
+                        format!("unknown kind '{kind}': byte, char, gpt2 and null exist"),
+                    )),
+                }
+            }
             Ok(_) => HuggingFaceTokenizer::from_json(json).map(Tokenizer::HuggingFace),
             Err(error) => Err(Error::io("tokenizer", format!("not a tokenizer.json: {error}"))),
         }
@@ -115,22 +128,24 @@ impl Tokenizer {
 
     /// The text of this tokenizer's `tokenizer.json`, which [`Tokenizer::from_json`] restores.
     pub fn to_json(&self) -> String {
-        let (kind, chars) = match self {
-            Tokenizer::Byte => ("byte", None),
-            Tokenizer::Gpt2 => ("gpt2", None),
-            Tokenizer::Char(char_level) => ("char", Some(char_level.chars())),
+        let (kind, chars, vocab_size) = match self {
+            Tokenizer::Byte => ("byte", None, None),
+            Tokenizer::Gpt2 => ("gpt2", None, None),
+            Tokenizer::Char(char_level) => ("char", Some(char_level.chars()), None),
+            Tokenizer::Null(size) => ("null", None, Some(*size)),
             Tokenizer::HuggingFace(file) => return file.json().to_string(),
         };
-        let saved = SavedTokenizer { kind: Some(kind.to_string()), chars };
-        serde_json::to_string(&saved).expect("two strings are always JSON")
+        let saved = SavedTokenizer { kind: Some(kind.to_string()), chars, vocab_size };
+        serde_json::to_string(&saved).expect("strings and a number are always JSON")
     }
 
-    /// `byte`, `char`, `gpt2` or `huggingface`.
+    /// `byte`, `char`, `gpt2`, `null` or `huggingface`.
     pub fn name(&self) -> &'static str {
         match self {
             Tokenizer::Byte => "byte",
             Tokenizer::Char(_) => "char",
             Tokenizer::Gpt2 => "gpt2",
+            Tokenizer::Null(_) => "null",
             Tokenizer::HuggingFace(_) => "huggingface",
         }
     }
@@ -141,6 +156,7 @@ impl Tokenizer {
             Tokenizer::Byte => 256,
             Tokenizer::Char(char_level) => char_level.vocab_size(),
             Tokenizer::Gpt2 => GPT2_VOCAB_SIZE,
+            Tokenizer::Null(size) => *size,
             Tokenizer::HuggingFace(file) => file.vocab_size(),
         }
     }
@@ -149,7 +165,7 @@ impl Tokenizer {
     /// `<|end_of_text|>` of a file.
     pub fn end_of_text(&self) -> Option<u32> {
         match self {
-            Tokenizer::Byte | Tokenizer::Char(_) => None,
+            Tokenizer::Byte | Tokenizer::Char(_) | Tokenizer::Null(_) => None,
             Tokenizer::Gpt2 => Some(GPT2_END_OF_TEXT),
             Tokenizer::HuggingFace(file) => file.end_of_text(),
         }
@@ -166,6 +182,7 @@ impl Tokenizer {
             Tokenizer::Byte => Ok(text.bytes().map(u32::from).collect()),
             Tokenizer::Char(char_level) => char_level.encode(text),
             Tokenizer::Gpt2 => gpt2::encode(text),
+            Tokenizer::Null(size) => null::encode(text, *size),
             Tokenizer::HuggingFace(file) => file.encode(text),
         }
     }
@@ -180,6 +197,7 @@ impl Tokenizer {
             }),
             Tokenizer::Char(char_level) => char_level.decode(tokens),
             Tokenizer::Gpt2 => gpt2::decode(tokens),
+            Tokenizer::Null(_) => null::decode(tokens),
             Tokenizer::HuggingFace(file) => file.decode(tokens),
         }
     }
@@ -197,6 +215,8 @@ struct SavedTokenizer {
     kind: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     chars: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    vocab_size: Option<usize>,
 }
 
 /// The value of `--tokenizer`.

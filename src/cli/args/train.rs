@@ -5,7 +5,7 @@ use ferrotron::models::batch_size::{BatchSize, BatchSizeConfig, Rampup};
 use ferrotron::models::checkpoint::TrainState;
 use ferrotron::models::data::{DataChange, DataConfig, Split};
 use ferrotron::models::run::Intervals;
-use ferrotron::models::tokenizer::TokenizerChoice;
+use ferrotron::models::tokenizer::{Tokenizer, TokenizerChoice};
 use ferrotron::models::trainer::{
     BadStepConfig, ExecutionMode, OnBadStep, ParallelConfig, PrecisionConfig, ScheduleUnit,
     TrainerConfig,
@@ -84,8 +84,8 @@ fn steps(typed: Option<u64>, default: u64, parallel: &ParallelConfig) -> u64 {
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Data")]
 pub struct DataArgs {
-    /// Text, nanoGPT .bin or llm.c shards; several files, or those of a folder, are one stream [default: a small corpus
-    /// that the program carries]
+    /// Text, nanoGPT .bin, llm.c shards or Megatron's PREFIX.idx and .bin; several files, or those of a folder, are one
+    /// stream [default: a small corpus that the program carries]
     #[arg(long, aliases = ["data-path", "train-data-path"], value_name = "PATH", num_args = 1..)]
     pub data: Vec<PathBuf>,
     /// Files for validation [default: the last part of the data]
@@ -100,6 +100,9 @@ pub struct DataArgs {
     /// Tokenizer: byte, char, gpt2, or the path of a Hugging Face tokenizer.json or of BERT's vocab.txt
     #[arg(long, value_name = "TOKENIZER", default_value = "char")]
     pub tokenizer: String,
+    /// Number of token ids of token files, which then need no tokenizer [default: the tokenizer's]
+    #[arg(long, value_name = "N")]
+    pub vocab_size: Option<usize>,
 }
 
 /// The part of the data to hold out, given in one of two ways.
@@ -164,8 +167,24 @@ impl DataArgs {
         if self.allow_data_change { DataChange::Allowed } else { DataChange::Refused }
     }
 
-    pub fn tokenizer(&self) -> Result<TokenizerChoice> {
-        self.tokenizer.parse()
+    /// The tokenizer of a new run. `training_text` is called only if the vocabulary depends on it.
+    ///
+    /// # Errors
+    /// No token ids; a number of them beside a tokenizer; what [`TokenizerChoice::build`] refuses.
+    pub fn tokenizer(&self, training_text: impl FnOnce() -> Result<String>) -> Result<Tokenizer> {
+        let choice: TokenizerChoice = self.tokenizer.parse()?;
+        let refuse = |message: String| Err(Error::config("--vocab-size", message));
+        match self.vocab_size {
+            None => choice.build(training_text),
+            Some(0) => refuse("must be positive, got 0".into()),
+            Some(_) if self.data.is_empty() => {
+                refuse("needs --data with files of tokens: the built-in corpus is text".into())
+            }
+            Some(size) if choice == TokenizerChoice::Char => Ok(Tokenizer::Null(size)),
+            Some(size) => refuse(format!(
+                "{size} and --tokenizer {choice} both say how many token ids there are: leave one of them out"
+            )),
+        }
     }
 }
 

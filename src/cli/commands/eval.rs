@@ -9,6 +9,7 @@ use ferrotron::models::evaluate::{Evaluation, LocalModel, evaluate};
 use ferrotron::models::finite::first_not_finite;
 use ferrotron::models::gpt::Gpt;
 use ferrotron::models::stop::StopFlag;
+use ferrotron::models::tokenizer::Tokenizer;
 use ferrotron::parallel::mesh::Mesh;
 use ferrotron::tensor::At;
 use ferrotron::{Error, Result};
@@ -29,7 +30,10 @@ pub fn eval(args: &EvalArgs, definition: &Definition) -> Result<ExitCode> {
     if is_bert(&path)? {
         return bert::eval(args, &open_checkpoint(&path, args.ema)?, definition);
     }
-    let (loaded, tokenizer) = Loaded::with_tokenizer(Some(&path), &args.device, args.ema)?;
+    let loaded = Loaded::open(&path, &args.device, args.ema)?;
+    // Files of tokens need none.
+    let ids = || Tokenizer::Null(loaded.gpt.config().vocab_size);
+    let tokenizer = loaded.tokenizer.clone().unwrap_or_else(ids);
     let saved = loaded
         .checkpoint
         .as_ref()

@@ -24,9 +24,6 @@ const PRESET_VOCAB: usize = 50_257;
 
 #[derive(Debug, Args)]
 pub struct MemoryArgs {
-    /// Number of token ids [default: that of --preset without --data, else the tokenizer's]
-    #[arg(long, value_name = "N")]
-    vocab_size: Option<usize>,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
@@ -88,7 +85,7 @@ fn report<M: TrainedModel>(args: &MemoryArgs, resumed: Option<&Checkpoint>) -> R
 fn vocab_size<M: TrainedModel>(args: &MemoryArgs, resumed: Option<&Checkpoint>) -> Result<usize> {
     let train = &args.train;
     let unsaid = train.data.data.is_empty() && train.data.tokenizer == "char";
-    match args.vocab_size {
+    match train.data.vocab_size {
         Some(0) => Err(Error::config("--vocab-size", "must be positive, got 0")),
         Some(size) => Ok(size),
         None if unsaid && train.model.preset.is_some() && resumed.is_none() => Ok(PRESET_VOCAB),

@@ -263,11 +263,17 @@ pub fn open_tokenizer(args: &TrainArgs, resumed: Option<&Checkpoint>) -> Result<
         ));
     }
     match resumed.and_then(Checkpoint::tokenizer) {
-        Some(tokenizer) => Ok(tokenizer.clone()),
+        Some(tokenizer) => match args.data.vocab_size {
+            Some(size) if size != tokenizer.vocab_size() => {
+                let message =
+                    format!("{size}, but the run has {} token ids", tokenizer.vocab_size());
+                Err(Error::config("--vocab-size", message))
+            }
+            _ => Ok(tokenizer.clone()),
+        },
         None => args
             .data
-            .tokenizer()?
-            .build(|| if embedded { Ok(corpus::text()) } else { args.data.config()?.text() }),
+            .tokenizer(|| if embedded { Ok(corpus::text()) } else { args.data.config()?.text() }),
     }
 }
 
