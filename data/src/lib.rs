@@ -25,7 +25,7 @@
 //!
 //! **Order.** [`Sampler`] numbers the samples of a run from 0 and gives each a place in the data as a
 //! function of the seed alone, so that micro batch, accumulation and ranks cut the same sequence of
-//! samples, and a run resumes by its count of consumed samples.
+//! samples, and a run resumes by its count of consumed samples. [`MegatronSampler`] draws them as Megatron-LM does.
 
 #![deny(missing_docs)]
 #![forbid(unsafe_code)]
@@ -37,6 +37,7 @@ pub mod entropy;
 mod fingerprint;
 mod generated;
 mod indexed_dataset;
+mod megatron_order;
 mod pair_batch;
 mod permutation;
 mod sampler;
@@ -56,6 +57,7 @@ pub use documents::Documents;
 pub use fingerprint::{DataChange, DataFingerprint, DataOrigin, tokens_in_words};
 pub use generated::GeneratedSamples;
 pub use indexed_dataset::{IndexedDataset, IndexedDatasetBuilder};
+pub use megatron_order::{MegatronOrderConfig, MegatronSampler};
 pub use pair_batch::PairBatch;
 pub use permutation::Permutation;
 pub use sampler::{FiniteSamples, Sampler, Samples};

@@ -1,6 +1,7 @@
 //! Splits a token stream into training, validation and test parts.
 
 use ferrotron_tensor::{Error, Result};
+use std::ops::Range;
 
 /// Fractions of a token stream that are held out at its end: first those for validation, then those for testing, which
 /// nothing here reads. The rest is for training.
@@ -9,6 +10,8 @@ pub struct Split {
     /// The ends of training and validation, in units; the whole stream has `whole` units.
     ends: [f64; 2],
     whole: f64,
+    /// Training, validation, testing.
+    parts: [f64; 3],
 }
 
 impl Split {
@@ -22,7 +25,11 @@ impl Split {
                 format!("{fraction} is not the fraction for validation: at least 0, below 1");
             return Err(Error::config("--valid-fraction", message));
         }
-        Ok(Split { ends: [1.0 - fraction, 1.0], whole: 1.0 })
+        Ok(Split {
+            ends: [1.0 - fraction, 1.0],
+            whole: 1.0,
+            parts: [1.0 - fraction, fraction, 0.0],
+        })
     }
 
     /// Divides in proportion to `parts`: training, validation, testing, as Megatron-LM's `--split`.
@@ -47,7 +54,7 @@ impl Split {
             );
             return Err(Error::config("--split", message));
         }
-        Ok(Split { ends: [training, training + validation], whole: sum })
+        Ok(Split { ends: [training, training + validation], whole: sum, parts })
     }
 
     /// The numbers of training, validation and test tokens among `all`. The ends of the first two are rounded down:
@@ -59,11 +66,31 @@ impl Split {
         });
         [tokens[0], tokens[1] - tokens[0], all - tokens[1]]
     }
+
+    /// Which of `all` sequences Megatron-LM takes for training, validation and testing: cumulated shares, rounded to the
+    /// nearest, ties to even.
+    ///
+    /// ```
+    /// use ferrotron_data::Split;
+    /// assert_eq!(Split::proportions([969.0, 30.0, 1.0])?.sequences(1500), [0..1454, 1454..1498, 1498..1500]);
+    /// # Ok::<(), ferrotron_tensor::Error>(())
+    /// ```
+    pub fn sequences(&self, all: u64) -> [Range<u64>; 3] {
+        let sum: f64 = self.parts.iter().sum();
+        let (mut share, mut start) = (0.0, 0);
+        self.parts.map(|part| {
+            share += part / sum;
+            let end = ((share * all as f64).round_ties_even() as u64).clamp(start, all);
+            let range = start..end;
+            start = end;
+            range
+        })
+    }
 }
 
 impl Default for Split {
     /// Holds out the last tenth for validation.
     fn default() -> Split {
-        Split { ends: [0.9, 1.0], whole: 1.0 }
+        Split { ends: [0.9, 1.0], whole: 1.0, parts: [0.9, 0.1, 0.0] }
     }
 }
