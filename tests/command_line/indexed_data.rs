@@ -1,6 +1,7 @@
 //! Megatron's indexed data sets on the command line, without a tokenizer.
 
-use super::{TINY, ferrotron, refused, succeeded};
+use super::models_and_data::refused;
+use super::{TINY, ferrotron, succeeded};
 use ferrotron::models::data::{IndexedDatasetBuilder, TokenType};
 use std::path::Path;
 

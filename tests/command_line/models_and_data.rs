@@ -31,7 +31,7 @@ fn header(folder: &Path) -> (usize, serde_json::Value) {
 }
 
 /// The one line of an error with this exit code; nothing may be on standard output.
-fn refused(output: Output, code: i32) -> String {
+pub fn refused(output: Output, code: i32) -> String {
     let message = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!(output.status.code(), Some(code), "{message}");
     assert!(message.lines().count() == 1 && !message.contains("panicked"), "{message}");

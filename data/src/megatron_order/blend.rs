@@ -31,18 +31,10 @@ impl Weights {
         Ok(Weights(weights.iter().map(|weight| weight / sum).collect()))
     }
 
-    /// Samples of a blend for `samples` that are needed: each share rounded up.
-    pub fn len(&self, samples: u64) -> u64 {
-        self.shares(samples).sum()
-    }
-
     /// Samples that each set must have.
     pub fn needed(&self, samples: u64) -> Vec<u64> {
-        self.shares(samples).map(|share| (share as f64 * (1.0 + SURPLUS)).ceil() as u64).collect()
-    }
-
-    fn shares(&self, samples: u64) -> impl Iterator<Item = u64> {
-        self.0.iter().map(move |weight| (samples as f64 * weight).ceil() as u64)
+        let share = |weight: &f64| (samples as f64 * weight).ceil();
+        self.0.iter().map(|weight| (share(weight) * (1.0 + SURPLUS)).ceil() as u64).collect()
     }
 
     /// The set of each of the first `samples` samples, and the number of the sample within it.
@@ -120,7 +112,7 @@ mod tests {
     #[test]
     fn sets_have_samples_in_reserve() {
         let weights = Weights::new(&[0.3, 0.7]).unwrap();
-        assert_eq!((weights.len(1001), weights.needed(1001)), (1002, vec![303, 705]));
+        assert_eq!(weights.needed(1001), [303, 705]);
         for wrong in [0.0, -1.0, f64::NAN, f64::INFINITY] {
             assert!(Weights::new(&[1.0, wrong]).is_err());
         }

@@ -164,7 +164,7 @@ mod tests {
         let lengths: Vec<u32> = (0..100).map(|i| i * 37 % 50).collect();
         let tokens: u64 = lengths.iter().map(|&n| u64::from(n)).sum();
         for (samples, epochs) in
-            [(None, 1), (Some(1), 1), (Some(tokens / 16), 2), (Some(5 * tokens / 16 - 3), 5)]
+            [(None, 1), (Some(1), 1), (Some(tokens / 16 + 1), 2), (Some(5 * tokens / 16 - 3), 5)]
         {
             let Indices { documents, starts, shuffle } =
                 Indices::new(&lengths, 40..140, 16, samples, 7).unwrap();

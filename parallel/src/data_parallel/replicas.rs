@@ -5,7 +5,7 @@
 
 use ferrotron_autograd::{SharedFlatBuffer, lock};
 use ferrotron_nn::{Axis, ParamAndGradBucket, Sharding};
-use ferrotron_tensor::{Device, Error, Result, Tensor};
+use ferrotron_tensor::{Error, Result};
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 
