@@ -3,6 +3,13 @@
 //!
 //! `cargo bench --bench kill [-- JOBS]` prints, for each job, who was killed when and how long the others took
 //! to end, and fails if any of them takes longer than [`LIMIT`].
+//!
+//! `cargo bench --bench kill -- saves small|gpt2-124m FOLDER [SAVES] [SECONDS]` disturbs a run that saves after every step
+//! (`kill/saves.rs`), until so many checkpoints are saved or so many seconds have passed. It goes on with what is in the
+//! folder. Results are in `docs/results/soak-results.md`.
+
+#[path = "kill/saves.rs"]
+mod saves;
 
 use ferrotron::tensor::RandomKey;
 use std::path::Path;
@@ -23,6 +30,26 @@ const LAYOUTS: [&[&str]; 4] = [
 ];
 
 fn main() -> ExitCode {
+    let words: Vec<String> = std::env::args().filter(|word| !word.starts_with("--")).collect();
+    if let [_, mode, name, folder, numbers @ ..] = &words[..]
+        && mode == "saves"
+    {
+        let number = |at: usize| numbers.get(at).and_then(|word: &String| word.parse().ok());
+        std::fs::create_dir_all(folder).expect("the folder can be made");
+        let soaked = saves::soak(
+            name,
+            Path::new(folder),
+            number(0).unwrap_or(500),
+            number(1).unwrap_or(1200),
+        );
+        return match soaked {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => {
+                println!("{error}");
+                ExitCode::FAILURE
+            }
+        };
+    }
     let jobs = std::env::args().filter_map(|arg| arg.parse().ok()).next().unwrap_or(40);
     let key = RandomKey::new(std::process::id().into(), 0, "kill");
     let mut slowest = Duration::ZERO;

@@ -2,10 +2,11 @@
 
 use ferrotron_autograd::{ActivationCompressionConfig, ZeroEncoding};
 use ferrotron_models::batch_size::{BatchSize, BatchSizeConfig};
+use ferrotron_models::checkpoint::PendingSave;
 use ferrotron_models::data::{Batch, Samples, TokenBatch};
 use ferrotron_models::gpt::{Gpt, GptConfig, Recompute, SavedActivations};
 use ferrotron_models::memory::{MemoryEstimator, PlannedDevice, RankMemory, StageMemory};
-use ferrotron_models::trainer::{ParallelConfig, Trainer, TrainerConfig};
+use ferrotron_models::trainer::{ParallelConfig, SaveMode, Trainer, TrainerConfig};
 use ferrotron_nn::schedule::LrSchedule;
 use ferrotron_nn::{AdafactorConfig, MuonConfig, OptimizerConfig, ParamPatterns, Scope, Sharding};
 use ferrotron_parallel::collective::{WorldConfig, run_threads};
@@ -56,6 +57,7 @@ struct Case {
     optimizer: OptimizerConfig,
     frozen: &'static [&'static str],
     ema_decay: Option<f64>,
+    saves: SaveMode,
 }
 
 const PLAIN: Case = Case {
@@ -75,6 +77,7 @@ const PLAIN: Case = Case {
     optimizer: OptimizerConfig::ADAMW,
     frozen: &[],
     ema_decay: None,
+    saves: SaveMode::Blocking,
 };
 
 impl Case {
@@ -111,6 +114,7 @@ impl Case {
                     saved_activations: self.saved_activations,
                     optimizer_states: self.optimizer_states,
                 },
+                saves: self.saves,
                 ..TrainerConfig::new(1, LrSchedule::constant(1e-3)?, batch_size)
             },
             dtype: self.dtype,
@@ -120,24 +124,27 @@ impl Case {
     }
 }
 
-/// The counts of all ranks' pools over two steps.
+/// The counts of all ranks' pools over two steps, the second of them during a save if the plan is asynchronous.
 fn measured(plan: &MemoryEstimator<Gpt>) -> Result<Vec<RankMemory>> {
+    let folder = tempfile::tempdir().unwrap();
     let ranks = run_threads(plan.layout.world(), &WorldConfig::default(), |world| {
         let mesh = Mesh::new(&world, plan.layout, plan.sequence_parallel)?;
         let device = Device::cpu(1)?;
         let scope = Scope::new(&device, plan.dtype, 1);
         let mut trainer =
             Trainer::<Gpt>::on_mesh(&scope, &mesh, &plan.model, plan.trainer.clone())?;
-        for _ in 0..2 {
-            trainer.step(&Numbers)?;
-        }
+        trainer.step(&Numbers)?;
+        let save = || trainer.save_async(folder.path(), None, serde_json::Value::Null);
+        let pending = (plan.trainer.saves == SaveMode::Async).then(save).transpose()?;
+        trainer.step(&Numbers)?;
+        pending.map(PendingSave::wait).transpose()?;
         drop(trainer);
         Ok(RankMemory::from_device(&device))
     });
     ranks.into_iter().collect()
 }
 
-fn bytes(memory: &RankMemory) -> [(&'static str, usize); 9] {
+fn bytes(memory: &RankMemory) -> [(&'static str, usize); 10] {
     [
         ("weights", memory.weights_bytes),
         ("gradients", memory.gradients_bytes),
@@ -145,6 +152,7 @@ fn bytes(memory: &RankMemory) -> [(&'static str, usize); 9] {
         ("activations", memory.activations_bytes),
         ("logits", memory.logits_bytes),
         ("buffers", memory.buffers_bytes),
+        ("snapshot", memory.snapshot_bytes),
         ("workspace", memory.workspace_bytes),
         ("total", memory.total_bytes),
         ("host", memory.host_bytes),
@@ -282,6 +290,27 @@ fn it_knows_what_waits_elsewhere() {
         }
     }
     check(&cases, &model());
+}
+
+/// Each rank has a copy of what it writes: of weights and moments that several ranks hold, a share.
+#[test]
+fn it_has_the_copy_from_which_checkpoints_are_written() {
+    let mut cases = Vec::new();
+    for dtype in [DType::F32, DType::BF16] {
+        let case = Case { dtype, saves: SaveMode::Async, ..PLAIN };
+        for sizes in [[1; 4], [1, 1, 3, 1], [2, 1, 1, 2], [1, 2, 1, 1]] {
+            cases.push(Case { sizes, ..case });
+        }
+        for sharding in [Sharding::Optimizer, Sharding::Weights] {
+            cases.push(Case { sizes: [1, 1, 2, 1], sharding, ..case });
+        }
+        cases.push(Case { optimizer_states: MemoryKind::Host, ema_decay: Some(0.9), ..case });
+    }
+    check(&cases, &model());
+    let [alone, plain] =
+        [&cases[0], &PLAIN].map(|case| case.plan(&model()).unwrap().rank(0).unwrap());
+    assert_eq!(alone.snapshot_bytes, alone.weights_bytes + alone.optimizer_bytes);
+    assert_eq!(alone.total_bytes, plain.total_bytes + alone.snapshot_bytes);
 }
 
 /// States of any rule are counted, and so is a moving average of the weights.

@@ -12,6 +12,7 @@ pub mod data_parallel;
 mod descriptors;
 pub mod gradcheck;
 pub mod launch;
+pub mod long_work;
 pub mod mesh;
 pub mod output_file;
 pub mod pipeline;

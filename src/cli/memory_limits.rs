@@ -26,6 +26,7 @@ pub const CATEGORIES: &[(&str, Of)] = &[
     ("logits", |memory| memory.logits_bytes),
     ("buffers", |memory| memory.buffers_bytes),
     ("workspace", |memory| memory.workspace_bytes),
+    ("snapshot", |memory| memory.snapshot_bytes),
 ];
 
 /// The stage whose ranks take most.
@@ -158,7 +159,7 @@ fn refused<M: TrainedModel>(
         Some(found.total_bytes).filter(|&total| total < memory.total_bytes)
     };
     let (mut together, mut found) = (args.clone(), Vec::new());
-    let changes: [Change<M>; 5] = [recompute, shrink, narrow, shard, offload];
+    let changes: [Change<M>; 6] = [recompute, shrink, narrow, shard, offload, block];
     for change in changes {
         let mut alone = args.clone();
         let Some(flag) = change(&mut alone, plan) else { continue };
@@ -195,6 +196,11 @@ fn offload<M: TrainedModel>(args: &mut TrainArgs, plan: &MemoryEstimator<M>) -> 
         *states = true;
         "--offload-optimizer-states".to_string()
     })
+}
+
+/// Training waits for checkpoints, so that no copy is needed.
+fn block<M: TrainedModel>(args: &mut TrainArgs, _: &MemoryEstimator<M>) -> Option<String> {
+    std::mem::take(&mut args.run.async_save).then(|| "--async-save=false".to_string())
 }
 
 /// The same samples a step, fewer at once.

@@ -26,7 +26,8 @@ pub fn plan<M: TrainedModel>(
     precision.loss_scaler(&parallel)?;
     let trainer = args.optimization.config(layout.size(Axis::Data), parallel, precision)?;
     let execution = args.execution.execution(&args.device)?;
-    let trainer = TrainerConfig { execution, ..trainer };
+    let saves = if args.run.async_save { SaveMode::Async } else { SaveMode::Blocking };
+    let trainer = TrainerConfig { execution, saves, ..trainer };
     trainer.check_execution(world)?;
     trainer.check_bad_steps()?;
     let sequence_parallel = args.parallel.sequence();

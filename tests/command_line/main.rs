@@ -1,5 +1,6 @@
 //! The program as a user meets it: what it leaves behind, tells and refuses.
 
+mod async_saves;
 mod bad_steps;
 mod bert;
 mod checkpoints;

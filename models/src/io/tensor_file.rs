@@ -9,9 +9,11 @@
 use ferrotron_tensor::{DType, Tensor};
 use safetensors::tensor::{Dtype, Metadata, TensorInfo};
 use serde::{Deserialize, Serialize};
+use std::cmp::Ordering;
 use std::fs::File;
 use std::io::{BufReader, Read, Write};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 /// One line that names a file and what is wrong with it.
 pub(crate) type Fault = String;
@@ -38,8 +40,13 @@ impl FileRecord {
 
     /// Errors unless the file at `path` has this size and this checksum.
     pub fn verify(&self, path: &Path) -> Result<(), Fault> {
+        self.verify_unless(path, &AtomicBool::new(false))
+    }
+
+    /// As [`FileRecord::verify`]; errors soon after somebody sets `cancelled`.
+    pub fn verify_unless(&self, path: &Path, cancelled: &AtomicBool) -> Result<(), Fault> {
         self.verify_length(path)?;
-        let found = checksum(path)?;
+        let found = checksum(path, cancelled)?;
         if found != *self {
             return Err(format!(
                 "'{}' is damaged: checksum {:08x} over {} bytes, not {:08x} over {}",
@@ -60,10 +67,13 @@ const MAX_HEADER: u64 = 100_000_000;
 /// Bytes that are read or written at a time: they stay in the cache between checksum and copy.
 const CHUNK: usize = 256 << 10;
 
-fn checksum(path: &Path) -> Result<FileRecord, Fault> {
+fn checksum(path: &Path, cancelled: &AtomicBool) -> Result<FileRecord, Fault> {
     let mut file = File::open(path).map_err(|error| cannot("read", path, &error))?;
     let (mut hasher, mut bytes, mut chunk) = (crc32fast::Hasher::new(), 0, vec![0; CHUNK]);
     loop {
+        if cancelled.load(Relaxed) {
+            return Err(cannot("read", path, &std::io::Error::other("cancelled")));
+        }
         match file.read(&mut chunk).map_err(|error| cannot("read", path, &error))? {
             0 => return Ok(FileRecord { bytes, crc32: hasher.finalize() }),
             n => {
@@ -80,7 +90,26 @@ pub(crate) fn cannot(verb: &str, path: &Path, error: &std::io::Error) -> Fault {
 
 /// Writes `contents` to a new file and waits until the disk has them.
 pub(crate) fn write_bytes(path: &Path, contents: &[u8]) -> Result<FileRecord, Fault> {
-    write_chunks(path, |writer| writer.put(contents))
+    write_chunks(path, &AtomicBool::new(false), |writer| writer.put(contents))
+}
+
+/// A tensor of a file, without its values.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct FileTensor {
+    pub name: String,
+    pub dtype: DType,
+    pub dims: Vec<usize>,
+}
+
+impl FileTensor {
+    pub fn new(name: String, tensor: &Tensor) -> FileTensor {
+        FileTensor { name, dtype: tensor.dtype(), dims: tensor.dims().to_vec() }
+    }
+
+    /// The order in a file: wide types first, so that every tensor is aligned; the order of the names makes files equal.
+    pub fn file_order(&self, other: &FileTensor) -> Ordering {
+        other.dtype.size().cmp(&self.dtype.size()).then(self.name.cmp(&other.name))
+    }
 }
 
 /// Writes tensors and a line of metadata to a new safetensors file, and waits until the disk has it. Views are made
@@ -88,16 +117,40 @@ pub(crate) fn write_bytes(path: &Path, contents: &[u8]) -> Result<FileRecord, Fa
 pub(crate) fn write_tensors(
     path: &Path,
     metadata: Option<(&str, &str)>,
-    mut tensors: Vec<(String, Tensor)>,
+    tensors: Vec<(String, Tensor)>,
 ) -> Result<FileRecord, Fault> {
-    // Wide types first, so that every tensor is aligned; the order of the names makes files equal.
-    tensors.sort_by(|(a, x), (b, y)| y.dtype().size().cmp(&x.dtype().size()).then(a.cmp(b)));
-    let (count, mut end) = (tensors.len(), 0);
-    let infos = tensors.iter().map(|(name, tensor)| {
+    let described = |(name, tensor)| (FileTensor::new(name, &tensor), tensor);
+    let mut tensors: Vec<(FileTensor, Tensor)> = tensors.into_iter().map(described).collect();
+    tensors.sort_by(|(a, _), (b, _)| a.file_order(b));
+    let (contents, tensors): (Vec<FileTensor>, Vec<Tensor>) = tensors.into_iter().unzip();
+    write_tensor_file(path, metadata, &contents, &AtomicBool::new(false), |i, writer| {
+        put_tensor(&tensors[i], writer)
+    })
+}
+
+/// Writes the bytes of a tensor, which is made dense for it.
+pub(crate) fn put_tensor(tensor: &Tensor, writer: &mut ChecksumWriter) -> std::io::Result<()> {
+    let dense = tensor.contiguous().map_err(std::io::Error::other)?;
+    writer.put(&dense.bytes().map_err(std::io::Error::other)?)
+}
+
+/// Writes a new safetensors file with a line of metadata and the tensors `contents`, in their
+/// [order](FileTensor::file_order), and waits until the disk has it. `put` writes the bytes of the tensor with a number.
+///
+/// Errors soon after somebody sets `cancelled`.
+pub(crate) fn write_tensor_file(
+    path: &Path,
+    metadata: Option<(&str, &str)>,
+    contents: &[FileTensor],
+    cancelled: &AtomicBool,
+    mut put: impl FnMut(usize, &mut ChecksumWriter) -> std::io::Result<()>,
+) -> Result<FileRecord, Fault> {
+    let (count, mut end) = (contents.len(), 0);
+    let infos = contents.iter().map(|tensor| {
         let start = end;
-        end += tensor.numel() * tensor.dtype().size();
-        let (dtype, shape) = (file_dtype(tensor.dtype()), tensor.dims().to_vec());
-        (name.clone(), TensorInfo { dtype, shape, data_offsets: (start, end) })
+        end += tensor.dims.iter().product::<usize>() * tensor.dtype.size();
+        let (dtype, shape) = (file_dtype(tensor.dtype), tensor.dims.clone());
+        (tensor.name.clone(), TensorInfo { dtype, shape, data_offsets: (start, end) })
     });
     let metadata = metadata.map(|(key, value)| [(key.to_string(), value.to_string())].into());
     let header = Metadata::new(metadata, infos.collect())
@@ -112,15 +165,11 @@ pub(crate) fn write_tensors(
             path.display()
         ));
     }
-    write_chunks(path, |writer| {
+    write_chunks(path, cancelled, |writer| {
         writer.put(&(padded as u64).to_le_bytes())?;
         writer.put(header.as_bytes())?;
         writer.put(&b"       "[..padded - header.len()])?;
-        for (_, tensor) in tensors {
-            let dense = tensor.contiguous().map_err(std::io::Error::other)?;
-            writer.put(&dense.bytes().map_err(std::io::Error::other)?)?;
-        }
-        Ok(())
+        (0..count).try_for_each(|i| put(i, writer))
     })
 }
 
@@ -141,15 +190,20 @@ pub(crate) fn replace(
     written
 }
 
-struct ChecksumWriter {
+/// A file that is being written, with its checksum so far.
+pub(crate) struct ChecksumWriter<'a> {
     file: File,
     hasher: crc32fast::Hasher,
     bytes: u64,
+    cancelled: &'a AtomicBool,
 }
 
-impl ChecksumWriter {
-    fn put(&mut self, data: &[u8]) -> std::io::Result<()> {
+impl ChecksumWriter<'_> {
+    pub fn put(&mut self, data: &[u8]) -> std::io::Result<()> {
         for chunk in data.chunks(CHUNK) {
+            if self.cancelled.load(Relaxed) {
+                return Err(std::io::Error::other("cancelled"));
+            }
             self.hasher.update(chunk);
             self.file.write_all(chunk)?;
         }
@@ -160,11 +214,13 @@ impl ChecksumWriter {
 
 fn write_chunks(
     path: &Path,
+    cancelled: &AtomicBool,
     write: impl FnOnce(&mut ChecksumWriter) -> std::io::Result<()>,
 ) -> Result<FileRecord, Fault> {
     let write = || {
         let file = File::create(path)?;
-        let mut writer = ChecksumWriter { file, hasher: crc32fast::Hasher::new(), bytes: 0 };
+        let hasher = crc32fast::Hasher::new();
+        let mut writer = ChecksumWriter { file, hasher, bytes: 0, cancelled };
         write(&mut writer)?;
         writer.file.sync_all()?;
         Ok(FileRecord { bytes: writer.bytes, crc32: writer.hasher.finalize() })

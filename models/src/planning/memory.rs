@@ -103,6 +103,8 @@ pub struct RankMemory {
     pub logits_bytes: usize,
     /// Sharded weights and gradients while they are gathered.
     pub buffers_bytes: usize,
+    /// The copy of weights and optimizer state from which checkpoints are written in the background.
+    pub snapshot_bytes: usize,
     /// Unsaved values, temporaries of operations, and the tables that layers share.
     pub workspace_bytes: usize,
     /// All device memory.
@@ -122,6 +124,7 @@ impl RankMemory {
             activations_bytes: stats.peak_bytes(Category::Saved),
             logits_bytes: stats.peak_bytes(Category::Logits),
             buffers_bytes: stats.peak_bytes(Category::Communication),
+            snapshot_bytes: stats.peak_bytes(Category::Snapshot),
             workspace_bytes: stats.peak_bytes(Category::Workspace)
                 + stats.peak_bytes(Category::Tables)
                 + own,

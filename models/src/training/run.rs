@@ -3,33 +3,37 @@
 //! The folder of a run holds `metrics.jsonl` (one object per step), `loss.svg`, and the checkpoints
 //! `iter_NNNNNNN` with `latest` naming the newest. An [`Observer`] watches the run.
 //!
-//! After a step the checkpoint is written first. An evaluation, which may take long, follows it and ends when the run
-//! is asked to stop. Reports (metrics, traces, pictures) cannot end the run: a file that cannot be written is an
-//! [`Observer::warning`].
+//! After a step the checkpoint is written first: at once or, with
+//! [`SaveMode::Async`](crate::training::trainer::SaveMode::Async), by a thread during the next steps. Between two steps
+//! the ranks agree that all have written; then the first one publishes it. An evaluation, which may take long, follows
+//! and ends when the run is asked to stop. Reports (metrics, traces, pictures) cannot end the run: a file that cannot be
+//! written is an [`Observer::warning`].
 
 mod config;
 mod metrics;
 mod rewind;
+mod saving;
 mod tracing;
 
-use ferrotron_tensor::{Error, ErrorKind, Result};
+use ferrotron_parallel::collective::Reduction;
+use ferrotron_tensor::{ErrorKind, Result, Tensor};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use crate::io::checkpoint;
-use crate::io::tokenizer::Tokenizer;
 use crate::training::evaluate::Evaluation;
 #[cfg(not(feature = "plot"))]
 use crate::training::loss_curve::LossCurve;
 #[cfg(feature = "plot")]
 use crate::training::plot::plot;
 use crate::training::run_lock::RunLock;
-use crate::training::stop::{StopFlag, set_on_any_rank};
+use crate::training::stop::StopFlag;
 use crate::training::trainer::{Model, StepReport, Trainer};
 
 pub use config::{Intervals, RunConfig, RunData, TokenSamples, TraceConfig};
 use metrics::MetricsLog;
 pub use metrics::{Metrics, check_metrics};
+use saving::{Saving, is_async};
 use tracing::Tracing;
 
 /// Someone who watches a run.
@@ -95,7 +99,8 @@ pub fn run<M: Model>(
     let open = || MetricsLog::open(&config.metrics, trainer.progress().step);
     let log = first.then(open).transpose()?;
     let tracing = Tracing::start(config.trace.as_ref(), trainer)?;
-    let (evaluation, saved, unlogged) = (None, None, false);
+    let (evaluation, unlogged) = (None, false);
+    let saving = Saving::new(config, data.tokenizer, first);
     let rewind_to = config.loaded.as_deref().map(|loaded| config.rewind_to(loaded));
     let mut run = Run {
         trainer,
@@ -108,18 +113,22 @@ pub fn run<M: Model>(
         unlogged,
         tracing,
         evaluation,
-        saved,
+        saving,
         rewind_to,
     };
     let ended = run.take_steps();
-    if ended.is_err() {
+    if let Err(error) = &ended {
         // The steps before one that was lost are known.
         let known = run.trainer.completed_reports();
         run.tell(&run.metrics(&known));
+        // All ranks have lost the step together, and can still finish the checkpoint before it.
+        if error.kind() == ErrorKind::Value && error.op() == "train" {
+            run.finish_saving()?;
+        }
     }
     let ended = ended?;
     run.trainer.release_graph();
-    let checkpoint = run.save()?;
+    let checkpoint = run.save_last()?;
     run.finish_trace()?;
     run.draw();
     Ok(RunResult { stop_reason: ended, evaluation: run.evaluation, checkpoint })
@@ -155,10 +164,17 @@ struct Run<'a, M: Model> {
     tracing: Tracing,
     /// The evaluation after the last step.
     evaluation: Option<Evaluation>,
-    /// The last step that was saved, and where.
-    saved: Option<(u64, PathBuf)>,
-    /// The checkpoint to which training is rewound behind a bad step.
+    saving: Saving<'a>,
+    /// The checkpoint to which training is rewound behind a bad step, perhaps while it is being written.
     rewind_to: Option<PathBuf>,
+}
+
+/// What all ranks know between two steps, beside the state of a checkpoint that is being written.
+struct StopRequests {
+    /// A rank was asked to stop.
+    stop: bool,
+    /// The deadline has passed on the first rank, whose clock decides for all.
+    late: bool,
 }
 
 impl<M: Model> Run<'_, M> {
@@ -173,11 +189,11 @@ impl<M: Model> Run<'_, M> {
             }
             // What is left behind is a checkpoint, for which replicas must have the same weights.
             let may_stop = self.trainer.steps_to_synchronization() == 0;
-            let [stopped, late] = self.has_to_end()?;
-            if stopped && may_stop {
+            let asked = self.agree()?;
+            if asked.stop && may_stop {
                 break StopReason::Stopped;
             }
-            if late && may_stop && steps > 0 {
+            if asked.late && may_stop && steps > 0 {
                 break StopReason::Deadline;
             }
             if steps > 0 && exit_interval.is_some_and(|every| done.is_multiple_of(every)) {
@@ -209,11 +225,14 @@ impl<M: Model> Run<'_, M> {
             if evaluates {
                 self.trainer.release_graph(); // before anything else takes memory beside it
             }
-            let saved = if saves { self.save() } else { Ok(PathBuf::new()) };
-            if let Ok(folder) = saved.as_ref()
-                && due(save_interval)
-            {
-                self.rewind_to = Some(folder.clone());
+            let saved = match saves {
+                // Behind the last step there is none that a writer could run beside.
+                true if last || !is_async(self.trainer) => self.save_last().map(drop),
+                true => self.begin_saving(),
+                false => Ok(()),
+            };
+            if saved.is_ok() && due(save_interval) {
+                self.rewind_to = Some(self.config.folder.join(checkpoint::folder_name(step)));
             }
             let found = match &saved {
                 Ok(_) if evaluates => self.evaluate(step),
@@ -232,12 +251,22 @@ impl<M: Model> Run<'_, M> {
         Ok(ended)
     }
 
-    /// Whether a rank was asked to stop, and whether the deadline has passed on the first rank, whose clock decides for all:
-    /// one call of all ranks.
-    fn has_to_end(&self) -> Result<[bool; 2]> {
-        let late = self.first && self.config.deadline.is_some_and(|at| Instant::now() >= at);
-        let (world, host) = (self.trainer.mesh().world(), self.trainer.host());
-        set_on_any_rank([self.stop.is_set(), late], world, host)?.wait()
+    /// Sums flags over all ranks in one small call: requests to stop, and the state of a checkpoint that is being written,
+    /// which is published or, if a rank has failed to write it, an error.
+    fn agree(&mut self) -> Result<StopRequests> {
+        let late = self.config.deadline.is_some_and(|deadline| Instant::now() >= deadline);
+        let [stop, late] =
+            [self.stop.is_set(), self.first && late].map(|flag| f64::from(u8::from(flag)));
+        let [unfinished, failed] = self.saving.flags();
+        let mut sums = vec![stop, late, unfinished, failed];
+        let world = self.trainer.mesh().world();
+        if world.size() > 1 {
+            let own = Tensor::from_slice(self.trainer.host(), &sums, &[sums.len()])?;
+            sums = world.all_reduce(own, Reduction::Sum)?.wait()?.to_vec::<f64>()?;
+        }
+        let published = self.saving.advance([sums[2], sums[3]])?;
+        self.tell_saved(published);
+        Ok(StopRequests { stop: sums[0] > 0.0, late: sums[1] > 0.0 })
     }
 
     /// Evaluates the model on the validation set; returns nothing if the run is asked to stop.
@@ -250,20 +279,45 @@ impl<M: Model> Run<'_, M> {
         Ok(found)
     }
 
-    /// The checkpoint of the step that was taken last, which is made if there is none.
-    fn save(&mut self) -> Result<PathBuf> {
-        let step = self.trainer.progress().step;
-        if let Some((saved, folder)) = &self.saved
-            && *saved == step
-        {
-            return Ok(folder.clone());
+    /// Returns the checkpoint of the step that was taken last: waits for it if it is being written, and makes it if there
+    /// is none.
+    fn save_last(&mut self) -> Result<PathBuf> {
+        self.finish_saving()?;
+        if let Some(folder) = self.saving.folder(self.trainer.progress().step) {
+            return Ok(folder);
         }
-        let folder = save(self.trainer, self.data.tokenizer, self.config)?;
+        let folder = self.saving.save(self.trainer)?;
+        self.tell_saved(Some(folder.clone()));
+        Ok(folder)
+    }
+
+    /// Begins to write the checkpoint of the step that was taken last, after the one before it.
+    fn begin_saving(&mut self) -> Result<()> {
+        let Some(waited) = self.saving.begin(self.trainer)? else { return Ok(()) };
+        self.tell_saved(Some(waited.folder));
         if self.first {
+            self.observer.warning(&format!(
+                "step {}: waited {:.1} s for the checkpoint of step {}: writing one takes longer than the steps between two, \
+                 choose a larger --save-interval",
+                self.trainer.progress().step,
+                waited.duration.as_secs_f64(),
+                waited.step,
+            ));
+        }
+        Ok(())
+    }
+
+    /// Waits for the checkpoint that is being written, if there is one.
+    fn finish_saving(&mut self) -> Result<()> {
+        let published = self.saving.finish()?;
+        self.tell_saved(published);
+        Ok(())
+    }
+
+    fn tell_saved(&mut self, published: Option<PathBuf>) {
+        if let Some(folder) = published.filter(|_| self.first) {
             self.observer.saved(&folder);
         }
-        self.saved = Some((step, folder.clone()));
-        Ok(folder)
     }
 
     /// Collects the metrics of the steps since the last call.
@@ -316,26 +370,4 @@ impl<M: Model> Run<'_, M> {
 #[cfg(not(feature = "plot"))]
 fn plot(_: &LossCurve, _: &Path) -> Result<()> {
     Ok(())
-}
-
-fn save<M: Model>(
-    trainer: &Trainer<M>,
-    tokenizer: Option<&Tokenizer>,
-    config: &RunConfig,
-) -> Result<PathBuf> {
-    let step = trainer.progress().step;
-    let damaged = !trainer.buffers().weights_are_finite()?;
-    let damaged = f64::from(u8::from(damaged));
-    if trainer.mesh().world().sum(trainer.host(), damaged)? > 0.0 {
-        let culprit = trainer.buffers().first_non_finite()?;
-        let culprit = culprit.unwrap_or_else(|| "a weight of another rank".into());
-        let message = format!("step {step}: not saved; first offender: {culprit}");
-        return Err(Error::value("train", message));
-    }
-    let run = config.options.clone();
-    let folder = trainer.save(&config.folder, tokenizer, run)?;
-    if trainer.mesh().rank() == 0 {
-        config.retention.apply(&config.folder)?;
-    }
-    Ok(folder)
 }

@@ -11,6 +11,7 @@ use ferrotron_nn::{
     Axis, LossScaler, Module, Optimizer, ParamAndGradBuffer, Scope, StepConfig, UpdateConfig,
 };
 use ferrotron_parallel::data_parallel::DataParallel;
+use ferrotron_parallel::long_work::run_long;
 use ferrotron_parallel::mesh::Mesh;
 use ferrotron_parallel::pipeline::PipelineSchedule;
 use ferrotron_tensor::ops::step::DeviceStepParams;
@@ -18,7 +19,9 @@ use ferrotron_tensor::{Device, Error, Result};
 use std::path::{Path, PathBuf};
 
 use crate::io::checkpoint;
-use crate::io::checkpoint::{Checkpoint, LocalShard, Moments, SavedModel, Snapshot, TrainState};
+use crate::io::checkpoint::{
+    Checkpoint, LocalShard, Moments, PendingSave, SavedModel, Snapshot, SnapshotBuffers, TrainState,
+};
 use crate::io::data::FiniteSamples;
 use crate::io::tokenizer::Tokenizer;
 use crate::training::evaluate::{Evaluation, LocalModel, evaluate};
@@ -28,7 +31,9 @@ use crate::training::stop::StopFlag;
 pub use crate::training::microbatch::Microbatch;
 pub use crate::training::model::{ActivationOptions, LossTerm, Model, ModelChunk, StageOutput};
 pub use bad_step::{BadStepConfig, OnBadStep};
-pub use config::{ExecutionMode, ParallelConfig, PrecisionConfig, ScheduleUnit, TrainerConfig};
+pub use config::{
+    ExecutionMode, ParallelConfig, PrecisionConfig, SaveMode, ScheduleUnit, TrainerConfig,
+};
 use frozen::freeze;
 use graph::StepGraph;
 use report::Reports;
@@ -55,6 +60,8 @@ pub struct Trainer<M: Model> {
     schedule: Option<(usize, PipelineSchedule)>,
     /// The steps that are replayed, with [`ExecutionMode::CudaGraph`].
     graph: Option<StepGraph>,
+    /// What checkpoints are written from, with [`SaveMode::Async`].
+    snapshot: Option<SnapshotBuffers>,
 }
 
 impl<M: Model> Trainer<M> {
@@ -125,7 +132,7 @@ impl<M: Model> Trainer<M> {
             &optimizer.numbers(&StepConfig { lr: 0.0, grad_scale: 1.0 }),
         )?;
         let reports = Reports::new(device)?;
-        Ok(Trainer {
+        let mut trainer = Trainer {
             model: model.clone(),
             config,
             scope: scope.clone(),
@@ -140,7 +147,13 @@ impl<M: Model> Trainer<M> {
             reports,
             schedule: None,
             graph: None,
-        })
+            snapshot: None,
+        };
+        if trainer.config.saves == SaveMode::Async {
+            let (weights, moments) = trainer.local_shards()?;
+            trainer.snapshot = Some(checkpoint::allocate_buffers(weights, Some(moments))?);
+        }
+        Ok(trainer)
     }
 
     /// The trainer's configuration.
@@ -269,11 +282,45 @@ impl<M: Model> Trainer<M> {
         tokenizer: Option<&Tokenizer>,
         run: serde_json::Value,
     ) -> Result<PathBuf> {
+        checkpoint::save(folder, self.mesh.world(), self.checkpoint_snapshot(tokenizer, run)?)
+    }
+
+    /// As [`Trainer::save`], but waits for no disk: it returns when weights and optimizer state are copied. See
+    /// [`PendingSave`].
+    ///
+    /// Errors as [`Trainer::save`]; without [`SaveMode::Async`]; and while an earlier save is not done.
+    pub fn save_async(
+        &self,
+        folder: &Path,
+        tokenizer: Option<&Tokenizer>,
+        run: serde_json::Value,
+    ) -> Result<PendingSave> {
+        let Some(buffers) = &self.snapshot else {
+            let message = "the trainer has no memory for a copy: make it with SaveMode::Async";
+            return Err(Error::config("checkpoint", message));
+        };
+        let snapshot = self.checkpoint_snapshot(tokenizer, run)?;
+        let world = self.mesh.world();
+        let save = || checkpoint::save_async(folder, world, snapshot, buffers);
+        self.scope.device().run(save)
+    }
+
+    /// This rank's part of a checkpoint.
+    fn checkpoint_snapshot<'a>(
+        &'a self,
+        tokenizer: Option<&'a Tokenizer>,
+        run: serde_json::Value,
+    ) -> Result<Snapshot<'a>> {
         let (weights, moments) = self.local_shards()?;
         let model = SavedModel::new(M::ARCHITECTURE, &self.model)?;
-        let (progress, moments) = (&self.progress, Some(moments));
-        let snapshot = Snapshot { weights, moments, model, progress, tokenizer, run };
-        checkpoint::save(folder, self.mesh.world(), snapshot)
+        Ok(Snapshot {
+            weights,
+            moments: Some(moments),
+            model,
+            progress: &self.progress,
+            tokenizer,
+            run,
+        })
     }
 
     /// Resumes from a checkpoint, saved in any layout. All ranks of the mesh call this; a checkpoint that was
@@ -288,8 +335,12 @@ impl<M: Model> Trainer<M> {
         checkpoint.verify(self.mesh.world())?;
         self.graph = None; // it knows where weights and moments were
         self.reports.forget()?;
-        self.data_parallel.load(|params| checkpoint.load_params_of_part(params))?;
-        checkpoint.load_optimizer(&mut self.optimizer)?;
+        let world = self.mesh.world().clone();
+        let (data_parallel, optimizer) = (&self.data_parallel, &mut self.optimizer);
+        run_long(&world, |_| {
+            data_parallel.load(|params| checkpoint.load_params_of_part(params))?;
+            checkpoint.load_optimizer(optimizer)
+        })?;
         self.set_progress(checkpoint.progress().clone());
         Ok(())
     }

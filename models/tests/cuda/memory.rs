@@ -4,7 +4,7 @@ use ferrotron_autograd::ActivationCompressionConfig;
 use ferrotron_models::batch_size::{BatchSize, BatchSizeConfig};
 use ferrotron_models::gpt::{Gpt, GptConfig, Recompute, SavedActivations};
 use ferrotron_models::memory::{MemoryEstimator, PlannedDevice, RankMemory};
-use ferrotron_models::trainer::{ParallelConfig, Trainer, TrainerConfig};
+use ferrotron_models::trainer::{ParallelConfig, SaveMode, Trainer, TrainerConfig};
 use ferrotron_nn::schedule::LrSchedule;
 use ferrotron_nn::{AdafactorConfig, OptimizerConfig, Scope};
 use ferrotron_parallel::mesh::{Mesh, ParallelDims};
@@ -93,6 +93,45 @@ fn the_number_before_the_start_is_that_of_the_gpu() -> Result<()> {
         assert_eq!(own, products + (2 << 20), "cuBLASLt's workspace, and cells");
         // To the byte, which the two percent of what is big would hide.
         assert_eq!(said, found, "{model:?} {dtype} {optimizer:?} {parallel:?}");
+    }
+    Ok(())
+}
+
+/// The copy from which a checkpoint is written is in pinned host memory, and has the bytes of the step that was saved.
+#[test]
+fn a_checkpoint_is_written_from_pinned_memory() -> Result<()> {
+    let name = "a_checkpoint_is_written_from_pinned_memory";
+    let Some(gpu) = ferrotron_cuda_sim::gpu(name) else { return Ok(()) };
+    let model = GptConfig::gpt2(VOCAB, 2, 32, 4, LENGTH);
+    let folder = tempfile::tempdir().unwrap();
+    for states in [MemoryKind::Device, MemoryKind::Host] {
+        let device = Device::cuda(&gpu)?;
+        let Some(architecture) = device.gpu().map(|gpu| gpu.context().architecture()) else {
+            continue;
+        };
+        let parallel = ParallelConfig { optimizer_states: states, ..ParallelConfig::default() };
+        let planned = PlannedDevice::Gpu(architecture);
+        let mut plan = plan(model.clone(), DType::BF16, OptimizerConfig::ADAMW, parallel, planned)?;
+        plan.trainer.saves = SaveMode::Async;
+        let scope = Scope::new(&device, DType::BF16, 1);
+        let mut trainer =
+            Trainer::<Gpt>::on_mesh(&scope, &Mesh::single(), &model, plan.trainer.clone())?;
+        trainer.step(&Noise)?;
+        let run = serde_json::Value::Null;
+        let want = trainer.save(&folder.path().join("blocking"), None, run.clone())?;
+        let pending = trainer.save_async(&folder.path().join("async"), None, run)?;
+        trainer.step(&Noise)?;
+        let got = pending.wait()?;
+        for file in ["model.safetensors", "optimizer.safetensors", "progress.json"] {
+            let [want, got] = [&want, &got].map(|saved| std::fs::read(saved.join(file)).unwrap());
+            assert!(want == got, "{file}, {states:?}");
+        }
+        drop(trainer);
+        let (found, said) = (RankMemory::from_device(&device), plan.rank(0)?);
+        assert_eq!(said, found, "{states:?}");
+        let pinned = said.weights_bytes + 12 * model.num_parameters() as usize;
+        assert!(states == MemoryKind::Host || said.host_bytes == pinned, "{said:?}");
+        assert_eq!(said.snapshot_bytes, 0, "it is none of the GPU's memory");
     }
     Ok(())
 }

@@ -42,6 +42,10 @@ pub struct RunArgs {
     /// Keep besides every checkpoint whose step is a multiple of N
     #[arg(long, value_name = "N")]
     pub save_retain_interval: Option<u64>,
+    /// Write checkpoints while training goes on: a step waits only for a copy of weights and optimizer state, which takes
+    /// as much memory as these. The end of a run waits for the last checkpoint
+    #[arg(long)]
+    pub async_save: bool,
     /// Stop cleanly, after saving, when the step number is a multiple of N
     #[arg(long, value_name = "N")]
     pub exit_interval: Option<u64>,

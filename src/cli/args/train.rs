@@ -7,8 +7,8 @@ use ferrotron::models::data::{DataChange, DataConfig, Split};
 use ferrotron::models::run::Intervals;
 use ferrotron::models::tokenizer::{Tokenizer, TokenizerChoice};
 use ferrotron::models::trainer::{
-    BadStepConfig, ExecutionMode, OnBadStep, ParallelConfig, PrecisionConfig, ScheduleUnit,
-    TrainerConfig,
+    BadStepConfig, ExecutionMode, OnBadStep, ParallelConfig, PrecisionConfig, SaveMode,
+    ScheduleUnit, TrainerConfig,
 };
 use ferrotron::nn::ParamPatterns;
 use ferrotron::{Error, Result};
@@ -298,6 +298,7 @@ impl OptimizationArgs {
                 loss_spike_factor: self.loss_spike_factor,
             },
             execution: ExecutionMode::Eager,
+            saves: SaveMode::Blocking,
         })
     }
 

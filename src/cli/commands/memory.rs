@@ -93,13 +93,18 @@ fn vocab_size<M: TrainedModel>(args: &MemoryArgs, resumed: Option<&Checkpoint>) 
     }
 }
 
-/// A line for each stage, in columns; what waits in host memory is the last, where anything does.
+/// A line for each stage, in columns: snapshots only if there are any, and what waits in host memory is the last, where
+/// anything does.
 fn table(stages: &[StageMemory]) -> String {
-    let names = memory_limits::CATEGORIES.iter().map(|(name, _)| name.to_string());
+    let snapshots = stages.iter().any(|stage| stage.memory.snapshot_bytes > 0);
+    let shown = || {
+        memory_limits::CATEGORIES.iter().filter(move |(name, _)| snapshots || *name != "snapshot")
+    };
+    let names = shown().map(|(name, _)| name.to_string());
     let offloads = stages.iter().any(|stage| stage.memory.host_bytes > 0);
     let header = ["stage", "layers", "ranks"].map(String::from).into_iter().chain(names);
     let row = |stage: &StageMemory| {
-        let bytes = memory_limits::CATEGORIES.iter().map(|(_, of)| of(&stage.memory));
+        let bytes = shown().map(|(_, of)| of(&stage.memory));
         let numbers = [stage.stage, stage.layers, stage.ranks].map(|number| number.to_string());
         let host = offloads.then_some(stage.memory.host_bytes);
         let bytes = bytes.chain([stage.memory.total_bytes]).chain(host);

@@ -36,6 +36,8 @@ pub enum Category {
     Communication,
     /// Tables that layers share for a run: the cosines and sines of rotary positions.
     Tables,
+    /// Copies of weights and optimizer state from which a checkpoint is written.
+    Snapshot,
 }
 
 impl Category {
@@ -49,6 +51,7 @@ impl Category {
         Category::Logits,
         Category::Communication,
         Category::Tables,
+        Category::Snapshot,
     ];
 }
 

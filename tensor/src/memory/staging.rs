@@ -20,11 +20,16 @@ impl Staging {
     ///
     /// # Safety
     /// The bytes are in memory of the GPU of `device` that only its compute stream writes.
-    unsafe fn new(device: &Device, address: u64, len: usize) -> Result<Staging> {
+    unsafe fn new(
+        device: &Device,
+        address: u64,
+        len: usize,
+        category: Category,
+    ) -> Result<Staging> {
         let gpu = device.expect_gpu("stage")?;
         device.expect_no_capture("stage")?;
         let bytes = Tensor::empty_in(MemoryKind::Host, device, DType::U8, &[len])?;
-        bytes.set_category(Category::Communication);
+        bytes.set_category(category);
         // Earlier uses of the block were enqueued in the same stream.
         // SAFETY: the block has no other holder, and the caller guarantees the source.
         unsafe { gpu.compute().copy(bytes.address(), address, len) }.map_err(Error::from_gpu)?;
@@ -56,6 +61,26 @@ impl Staging {
         Ok(unsafe { std::slice::from_raw_parts_mut(self.bytes.address() as *mut u8, len) })
     }
 
+    /// Enqueues another copy into the same block, which then has to be waited for again.
+    ///
+    /// Errors unless `tensor` is contiguous, of the same GPU, and has as many bytes.
+    pub fn copy_again(&mut self, tensor: &Tensor) -> Result<()> {
+        let len = tensor.numel() * tensor.dtype().size();
+        if self.bytes.device() != tensor.device() || self.bytes.numel() != len {
+            let message = format!("{self:?} does not take {tensor:?}");
+            return Err(Error::memory("staging", message));
+        }
+        tensor.expect_contiguous("stage")?;
+        let gpu = tensor.device().expect_gpu("stage")?;
+        tensor.device().expect_no_capture("stage")?;
+        // SAFETY: a contiguous view's bytes are within its buffer, only kernels of this stream write them, and the block
+        // has no other holder.
+        unsafe { gpu.compute().copy(self.bytes.address(), tensor.address(), len) }
+            .map_err(Error::from_gpu)?;
+        self.arrival = Some(gpu.compute().record().map_err(Error::from_gpu)?);
+        Ok(())
+    }
+
     /// Enqueues a copy back to the GPU.
     ///
     /// # Safety
@@ -82,13 +107,18 @@ impl Tensor {
     /// # Ok::<(), ferrotron_tensor::Error>(())
     /// ```
     pub fn stage(&self) -> Result<Option<Staging>> {
+        self.stage_as(Category::Communication)
+    }
+
+    /// As [`Tensor::stage`], for another use than a collective's: the copy is counted under `category`.
+    pub fn stage_as(&self, category: Category) -> Result<Option<Staging>> {
         if self.device().gpu().is_none() {
             return Ok(None);
         }
         self.expect_contiguous("stage")?;
         let len = self.numel() * self.dtype().size();
         // SAFETY: a contiguous view's bytes are within its buffer, and only kernels of this stream write them.
-        unsafe { Staging::new(self.device(), self.address(), len) }.map(Some)
+        unsafe { Staging::new(self.device(), self.address(), len, category) }.map(Some)
     }
 
     /// Enqueues overwriting this unique, contiguous tensor with the staged copy.
@@ -144,7 +174,7 @@ impl FlatBuffer {
         }
         let (address, len) = self.unique_bytes()?;
         // SAFETY: the ranges are contiguous, and only kernels of this stream write them.
-        unsafe { Staging::new(self.device(), address, len) }.map(Some)
+        unsafe { Staging::new(self.device(), address, len, Category::Communication) }.map(Some)
     }
 
     /// Like [`Tensor::take_back`], for all elements.

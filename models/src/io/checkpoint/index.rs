@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::path::Path;
+use std::sync::atomic::AtomicBool;
 
 use super::slices::{Slice, is_tiled, numel};
 use crate::io::tensor_file::{Fault, FileRecord, TensorFile, cannot};
@@ -149,12 +150,17 @@ impl Index {
     }
 
     /// Reads every `size`-th file of `folder`, by falling length from number `rank` on, and compares sizes and
-    /// checksums.
-    pub fn verify_share(&self, folder: &Path, rank: usize, size: usize) -> Result<(), Fault> {
+    /// checksums. Errors soon after somebody sets `cancelled`.
+    pub fn verify_share(
+        &self,
+        folder: &Path,
+        (rank, size): (usize, usize),
+        cancelled: &AtomicBool,
+    ) -> Result<(), Fault> {
         let mut files: Vec<_> = self.files.iter().collect();
         files.sort_by_key(|(_, record)| std::cmp::Reverse(record.bytes));
         let mut share = files.into_iter().skip(rank).step_by(size);
-        share.try_for_each(|(file, record)| record.verify(&folder.join(file)))
+        share.try_for_each(|(file, record)| record.verify_unless(&folder.join(file), cancelled))
     }
 
     /// Compares the sizes of the files of `folder`, and whether the pieces are in them; reads headers alone.

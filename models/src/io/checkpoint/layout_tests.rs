@@ -3,7 +3,8 @@
 use super::Checkpoint;
 use super::folder::Staging;
 use super::index::{INDEX, Index, SliceRecord};
-use super::save::{LocalShard, write_slices};
+use super::rank_files::RankFiles;
+use super::shards::LocalShard;
 use super::slices::Slice;
 use crate::io::tensor_file::{FileRecord, write_bytes, write_tensors};
 use crate::model::gpt::GptConfig;
@@ -11,6 +12,7 @@ use ferrotron_nn::{Init, Scope, WeightDecay};
 use ferrotron_tensor::{DType, Device, Result, ShardSpec, Tensor};
 use std::fs;
 use std::path::Path;
+use std::sync::atomic::AtomicBool;
 
 fn config() -> GptConfig {
     GptConfig::gpt2(13, 2, 8, 2, 8)
@@ -33,9 +35,9 @@ fn one_layout_loads_another() -> Result<()> {
     );
     let held =
         |place| LocalShard { name: "w".into(), tensor: read(&whole, place), place: place.clone() };
-    write_slices(&staging.folder, &mut index, "a.safetensors", vec![held(&top)]).unwrap();
-    write_slices(&staging.folder, &mut index, "b.safetensors", vec![held(&left)]).unwrap();
-    write_slices(&staging.folder, &mut index, "c.safetensors", vec![held(&right)]).unwrap();
+    write_shards(&staging.folder, &mut index, "a.safetensors", vec![held(&top)]).unwrap();
+    write_shards(&staging.folder, &mut index, "b.safetensors", vec![held(&left)]).unwrap();
+    write_shards(&staging.folder, &mut index, "c.safetensors", vec![held(&right)]).unwrap();
     finish(staging, &mut index);
 
     let scope = Scope::new(&device, DType::F32, 0);
@@ -54,6 +56,20 @@ fn one_layout_loads_another() -> Result<()> {
         Checkpoint::open(dir.path())?.load_params(std::slice::from_ref(&param))?;
         assert_eq!(param.leaf().value()?.to_vec::<f32>()?, want, "{:?}", param.shard_spec());
     }
+    Ok(())
+}
+
+/// Writes shards to one file, and enters it in the index.
+fn write_shards(
+    folder: &Path,
+    index: &mut Index,
+    file: &str,
+    shards: Vec<LocalShard>,
+) -> Result<()> {
+    let mut files = RankFiles::new();
+    files.add(file, shards)?;
+    let written = files.write(folder, &AtomicBool::new(false)).unwrap();
+    index.join(written).unwrap();
     Ok(())
 }
 
@@ -100,7 +116,7 @@ fn many_files(dir: &Path) -> Result<()> {
         let held = vec![LocalShard { name: "w".into(), place, tensor: row.clone() }];
         // The disk need not have each of them: the last bytes are the values.
         if i == 0 {
-            write_slices(&staging.folder, &mut index, &file_name(i), held).unwrap();
+            write_shards(&staging.folder, &mut index, &file_name(i), held).unwrap();
             continue;
         }
         let mut bytes = fs::read(staging.folder.join(file_name(0))).unwrap();

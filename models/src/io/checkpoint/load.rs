@@ -2,6 +2,7 @@
 
 use ferrotron_nn::{EMA, MASTER, Param};
 use ferrotron_parallel::collective::Group;
+use ferrotron_parallel::long_work::run_long;
 use ferrotron_tensor::{DType, Device, Error, Result, ShardSpec, Tensor};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -73,16 +74,17 @@ impl Checkpoint {
     }
 
     /// Compares checksums, unless that is done. All ranks of `world` call this before they load: each reads some of the
-    /// files, and none returns before all have found theirs undamaged.
+    /// files, however long that takes, and none returns before all have found theirs undamaged.
     ///
     /// # Errors
     /// A damaged file, with the newest other checkpoint beside this one; another rank's error.
     pub fn verify(&self, world: &Group) -> Result<()> {
         if !self.verified.load(Relaxed) {
-            let share = self.index.verify_share(&self.folder, world.rank(), world.size());
-            // An error ends this rank, and with it the others' barriers.
-            share.map_err(|fault| damaged(&self.folder, fault))?;
-            world.barrier().wait()?;
+            let share = (world.rank(), world.size());
+            run_long(world, |cancelled| {
+                let verified = self.index.verify_share(&self.folder, share, cancelled);
+                verified.map_err(|fault| damaged(&self.folder, fault))
+            })?;
             self.verified.store(true, Relaxed);
         }
         Ok(())

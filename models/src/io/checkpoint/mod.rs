@@ -25,7 +25,8 @@
 //! `latest`. A process killed at any time, or a full disk, leaves the previous one as it was. Numbers
 //! are stored little-endian, as this program's processors have them.
 //!
-//! Many ranks save in three strides, with a barrier after each:
+//! Many ranks save together ([`PendingSave`] has the protocol), in a thread of their own while training goes on
+//! ([`save_async`]) or not ([`save`]):
 //!
 //! ```text
 //!  rank 0    makes iter_0000100.tmp | writes its files                      | joins the lists, checks,
@@ -34,7 +35,7 @@
 //! ```
 //!
 //! and load in one: each compares the checksums of some of the files ([`Checkpoint::verify`]), and when all
-//! have, reads what it needs. A rank that fails in between ends the others' barrier with its reason, and the
+//! have, reads what it needs. A rank that fails in between ends the others' calls with its reason, and the
 //! temporary folder is removed.
 
 mod comparison;
@@ -43,11 +44,15 @@ mod index;
 mod load;
 mod load_optimizer;
 mod processor;
+mod pending_save;
+mod rank_files;
 mod reader;
 mod retention;
 mod save;
 mod saved_model;
+mod shards;
 mod slices;
+mod snapshot_buffers;
 mod summary;
 mod weights_file;
 
@@ -57,9 +62,12 @@ pub use comparison::{
 pub(crate) use folder::name as folder_name;
 pub use load::Checkpoint;
 pub use processor::{processor_change, record_processor};
+pub use pending_save::PendingSave;
 pub use retention::{Retention, clean};
-pub use save::{LocalShard, Moments, Snapshot, save};
+pub use save::{Snapshot, allocate_buffers, save, save_async};
 pub use saved_model::SavedModel;
+pub use shards::{LocalShard, Moments};
+pub use snapshot_buffers::SnapshotBuffers;
 pub use summary::{CheckpointContents, CheckpointSummary, list};
 pub use weights_file::{LoadReport, ModuleWeights};
 
@@ -111,5 +119,7 @@ fn moment_name(moment: &str, parameter: &str) -> String {
 
 #[cfg(test)]
 mod layout_tests;
+#[cfg(test)]
+mod pending_save_tests;
 #[cfg(test)]
 mod tests;

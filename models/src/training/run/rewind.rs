@@ -29,8 +29,9 @@ impl<M: Model> Run<'_, M> {
     /// Rewinds the trainer to the checkpoint that the first rank names.
     ///
     /// # Errors
-    /// There is no checkpoint yet; as [`Trainer::rewind`](crate::training::trainer::Trainer::rewind).
+    /// There is no checkpoint yet, or the one that is being written cannot be; as [`Trainer::rewind`](crate::training::trainer::Trainer::rewind).
     pub(super) fn rewind(&mut self) -> Result<()> {
+        self.finish_saving()?;
         let folder = self.rewind_to.clone().unwrap_or_default().into_os_string().into_vec();
         let folder = broadcast_bytes(self.trainer.mesh().world(), folder)?;
         if folder.is_empty() {

@@ -40,6 +40,19 @@ pub struct TrainerConfig {
     pub bad_steps: BadStepConfig,
     /// Execution of steps on a GPU.
     pub execution: ExecutionMode,
+    /// Whether checkpoints are written while training goes on.
+    pub saves: SaveMode,
+}
+
+/// Whether training waits for a checkpoint that is being written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum SaveMode {
+    /// It waits until the checkpoint is published.
+    #[default]
+    Blocking,
+    /// It waits for a copy of weights and optimizer state, from which a thread writes. The trainer allocates the memory of
+    /// the copy when it is made.
+    Async,
 }
 
 /// The unit in which a learning-rate schedule counts. Steps that are skipped do not count in either.
@@ -106,6 +119,7 @@ impl TrainerConfig {
             precision: PrecisionConfig::default(),
             bad_steps: BadStepConfig::default(),
             execution: ExecutionMode::Eager,
+            saves: SaveMode::Blocking,
         }
     }
 

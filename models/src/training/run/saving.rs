@@ -1,0 +1,121 @@
+//! The checkpoints of a run: which step was saved, and the one that is being written.
+
+use ferrotron_tensor::{Error, Result};
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use super::config::RunConfig;
+use crate::io::checkpoint::PendingSave;
+use crate::io::tokenizer::Tokenizer;
+use crate::training::trainer::{Model, SaveMode, Trainer};
+
+/// The checkpoints of a run. All ranks call its methods, in one order.
+pub(super) struct Saving<'a> {
+    config: &'a RunConfig,
+    tokenizer: Option<&'a Tokenizer>,
+    /// Whether this rank deletes superseded checkpoints.
+    first: bool,
+    pending: Option<PendingSave>,
+    /// The step that was saved last, and where.
+    saved: Option<(u64, PathBuf)>,
+}
+
+/// What a save had to wait for: the checkpoint of an earlier step, for so long.
+pub(super) struct Waited {
+    pub step: u64,
+    pub duration: Duration,
+    /// The folder of that checkpoint.
+    pub folder: PathBuf,
+}
+
+impl<'a> Saving<'a> {
+    pub fn new(config: &'a RunConfig, tokenizer: Option<&'a Tokenizer>, first: bool) -> Saving<'a> {
+        Saving { config, tokenizer, first, pending: None, saved: None }
+    }
+
+    /// The folder of the last checkpoint of `step`, if it is published.
+    pub fn folder(&self, step: u64) -> Option<PathBuf> {
+        let saved = self.saved.as_ref().filter(|(saved, _)| *saved == step);
+        saved.map(|(_, folder)| folder.clone())
+    }
+
+    /// This rank's [flags](PendingSave::flags) of the checkpoint that is being written.
+    pub fn flags(&mut self) -> [f64; 2] {
+        self.pending.as_mut().map_or([0.0; 2], PendingSave::flags)
+    }
+
+    /// Goes on with the checkpoint that is being written, with the sums of all ranks' flags. Returns its folder if it is
+    /// published now.
+    ///
+    /// Errors, and forgets the checkpoint, if a rank could not write it.
+    pub fn advance(&mut self, sums: [f64; 2]) -> Result<Option<PathBuf>> {
+        let Some(mut pending) = self.pending.take() else { return Ok(None) };
+        match pending.advance(sums)? {
+            Some(folder) => self.publish(pending.step(), folder).map(Some),
+            None => {
+                self.pending = Some(pending);
+                Ok(None)
+            }
+        }
+    }
+
+    /// Waits for the checkpoint that is being written, if there is one.
+    pub fn finish(&mut self) -> Result<Option<PathBuf>> {
+        let Some(pending) = self.pending.take() else { return Ok(None) };
+        let step = pending.step();
+        let folder = pending.wait()?;
+        self.publish(step, folder).map(Some)
+    }
+
+    /// Begins to save the step that was taken last, if the trainer [saves asynchronously](SaveMode::Async). What it had to
+    /// wait for is returned.
+    ///
+    /// Errors if a weight is not finite.
+    pub fn begin<M: Model>(&mut self, trainer: &Trainer<M>) -> Result<Option<Waited>> {
+        let (started, earlier) = (Instant::now(), self.pending.as_ref().map(PendingSave::step));
+        let waited = self.finish()?.zip(earlier).map(|(folder, step)| Waited {
+            step,
+            duration: started.elapsed(),
+            folder,
+        });
+        check_finite(trainer)?;
+        let options = self.config.options.clone();
+        self.pending = Some(trainer.save_async(&self.config.folder, self.tokenizer, options)?);
+        Ok(waited)
+    }
+
+    /// Saves the step that was taken last, and returns the folder.
+    ///
+    /// Errors if a weight is not finite.
+    pub fn save<M: Model>(&mut self, trainer: &Trainer<M>) -> Result<PathBuf> {
+        check_finite(trainer)?;
+        let options = self.config.options.clone();
+        let folder = trainer.save(&self.config.folder, self.tokenizer, options)?;
+        self.publish(trainer.progress().step, folder)
+    }
+
+    fn publish(&mut self, step: u64, folder: PathBuf) -> Result<PathBuf> {
+        if self.first {
+            self.config.retention.apply(&self.config.folder)?;
+        }
+        self.saved = Some((step, folder.clone()));
+        Ok(folder)
+    }
+}
+
+/// Errors on all ranks if a weight of one is not finite.
+fn check_finite<M: Model>(trainer: &Trainer<M>) -> Result<()> {
+    let damaged = f64::from(u8::from(!trainer.buffers().weights_are_finite()?));
+    if trainer.mesh().world().sum(trainer.host(), damaged)? == 0.0 {
+        return Ok(());
+    }
+    let culprit = trainer.buffers().first_non_finite()?;
+    let culprit = culprit.unwrap_or_else(|| "a weight of another rank".into());
+    let step = trainer.progress().step;
+    Err(Error::value("train", format!("step {step}: not saved; first offender: {culprit}")))
+}
+
+/// Whether checkpoints of a run are written while it goes on.
+pub(super) fn is_async<M: Model>(trainer: &Trainer<M>) -> bool {
+    trainer.config().saves == SaveMode::Async
+}
