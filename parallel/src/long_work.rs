@@ -42,7 +42,7 @@ pub fn run_long<R: Send>(
     thread::scope(|scope| {
         let (sender, results) = channel();
         let cancelled = &cancelled;
-        // Nobody listens any more if the others have failed.
+        // The receiver is gone if the others have failed.
         scope.spawn(move || drop(sender.send(work(cancelled))));
         let mut own = None;
         let mut wait = || loop {

@@ -43,7 +43,7 @@ impl FileRecord {
         self.verify_unless(path, &AtomicBool::new(false))
     }
 
-    /// As [`FileRecord::verify`]; errors soon after somebody sets `cancelled`.
+    /// As [`FileRecord::verify`]; errors soon after `cancelled` is set.
     pub fn verify_unless(&self, path: &Path, cancelled: &AtomicBool) -> Result<(), Fault> {
         self.verify_length(path)?;
         let found = checksum(path, cancelled)?;
@@ -137,7 +137,7 @@ pub(crate) fn put_tensor(tensor: &Tensor, writer: &mut ChecksumWriter) -> std::i
 /// Writes a new safetensors file with a line of metadata and the tensors `contents`, in their
 /// [order](FileTensor::file_order), and waits until the disk has it. `put` writes the bytes of the tensor with a number.
 ///
-/// Errors soon after somebody sets `cancelled`.
+/// Errors soon after `cancelled` is set.
 pub(crate) fn write_tensor_file(
     path: &Path,
     metadata: Option<(&str, &str)>,

@@ -150,7 +150,7 @@ impl Index {
     }
 
     /// Reads every `size`-th file of `folder`, by falling length from number `rank` on, and compares sizes and
-    /// checksums. Errors soon after somebody sets `cancelled`.
+    /// checksums. Errors soon after `cancelled` is set.
     pub fn verify_share(
         &self,
         folder: &Path,

@@ -166,7 +166,7 @@ impl PendingSave {
         }
     }
 
-    /// Ends a save of which a rank has said that it failed; returns this rank's error.
+    /// Ends a save that failed on a rank; returns this rank's error.
     fn abandon(&mut self) -> Error {
         let own = match self.writer.written.take() {
             Some(Err(fault)) if self.writer.told => Some(fault),
@@ -218,7 +218,7 @@ impl Writer {
             Writes::InThread => {
                 let seen = cancelled.clone();
                 let run = move || {
-                    // Nobody listens any more if the save was given up.
+                    // The receiver is gone if the save was given up.
                     let _ = sender.send(work(&seen));
                 };
                 let name = "checkpoint".to_string();

@@ -96,7 +96,7 @@ impl RankFiles {
         Ok(RankFiles { values: Values::Copied(copies), ..self })
     }
 
-    /// Writes the files into `folder`, and returns what is in them. Errors soon after somebody sets `cancelled`.
+    /// Writes the files into `folder`, and returns what is in them. Errors soon after `cancelled` is set.
     pub fn write(self, folder: &Path, cancelled: &AtomicBool) -> std::result::Result<Index, Fault> {
         let RankFiles { mut index, files, values } = self;
         let mut copies = match &values {

@@ -4,7 +4,7 @@
 //! out of memory. A CPU's are ordinary memory, or the file of offloaded states if the source is there; a GPU's are pinned
 //! host memory.
 
-use ferrotron_tensor::{Category, Error, Result, Staging, Tensor};
+use ferrotron_tensor::{Category, Error, MemoryKind, Result, Staging, Tensor};
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -59,8 +59,11 @@ impl Buffer {
             return Ok(Buffer::Pinned(staging));
         }
         let (kind, device) = (tensor.memory_kind(), tensor.device());
-        let buffer = Tensor::empty_in(kind, device, tensor.dtype(), tensor.dims())?;
+        let mut buffer = Tensor::empty_in(kind, device, tensor.dtype(), tensor.dims())?;
         buffer.set_category(Category::Snapshot);
+        if kind == MemoryKind::Device {
+            buffer.zero_fill()?; // or the first save would wait for the system's pages
+        }
         Ok(Buffer::Host(buffer))
     }
 
