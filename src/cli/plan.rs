@@ -3,7 +3,7 @@
 use ferrotron::Result;
 use ferrotron::models::memory::MemoryEstimator;
 use ferrotron::models::support::{ParallelismCheck, check};
-use ferrotron::models::trainer::TrainerConfig;
+use ferrotron::models::trainer::{SaveMode, TrainerConfig};
 use ferrotron::nn::Axis;
 
 use super::architecture::TrainedModel;

@@ -42,7 +42,7 @@ pub enum Category {
 
 impl Category {
     /// Every category, in declaration order.
-    pub const ALL: [Category; 8] = [
+    pub const ALL: [Category; 9] = [
         Category::Workspace,
         Category::Weights,
         Category::Gradients,
