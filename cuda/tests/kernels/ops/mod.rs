@@ -1,4 +1,4 @@
-//! One file of tests for each file of kernels.
+//! Tests of kernels: a file for each file of kernels, and one for the rules with one momentum.
 
 mod adafactor;
 mod adamw;
@@ -14,7 +14,7 @@ mod cross_entropy;
 mod dropout;
 mod ema;
 mod index;
-mod lion;
+mod momentum;
 mod norm;
 mod outcome;
 mod pointwise;
@@ -22,7 +22,6 @@ mod random;
 mod reduce;
 mod rotary;
 mod round;
-mod sgd;
 mod softmax;
 mod sort;
 mod sq_norm;
@@ -50,7 +49,7 @@ const CHECKS: &[Check] = &[
     ("dropout", dropout::check),
     ("ema", ema::check),
     ("index", index::check),
-    ("lion", lion::check),
+    ("lion", momentum::check_lion),
     ("norm", norm::check),
     ("outcome", outcome::check),
     ("pointwise", pointwise::check),
@@ -58,7 +57,7 @@ const CHECKS: &[Check] = &[
     ("reduce", reduce::check),
     ("rotary", rotary::check),
     ("round", round::check),
-    ("sgd", sgd::check),
+    ("sgd", momentum::check_sgd),
     ("softmax", softmax::check),
     ("sort", sort::check),
     ("sq_norm", sq_norm::check),
