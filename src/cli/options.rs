@@ -5,6 +5,7 @@
 //! that names, values, defaults and conflicts are checked in one place.
 
 pub(super) mod config_file;
+pub(super) mod other_optimizers;
 mod read;
 pub(super) mod remembered;
 pub(super) mod spellings;

@@ -6,6 +6,9 @@ use ferrotron::nn::{
 };
 use ferrotron::{Error, Result};
 
+/// The optimizer of a run that names none.
+pub const DEFAULT_OPTIMIZER: &str = "adam";
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum OptimizerArg {
     /// AdamW
@@ -23,7 +26,7 @@ enum OptimizerArg {
 #[derive(Debug, Clone, Args)]
 pub struct OptimizerArgs {
     /// Optimizer: AdamW, gradient descent with momentum, Adafactor, Lion, or Muon
-    #[arg(long, value_enum, default_value = "adam")]
+    #[arg(long, value_enum, default_value = DEFAULT_OPTIMIZER)]
     optimizer: OptimizerArg,
     /// Decay of the mean of the gradient
     #[arg(long, value_name = "X", default_value_t = 0.9)]
@@ -50,7 +53,8 @@ pub struct OptimizerArgs {
     adafactor: AdafactorArgs,
     #[command(flatten)]
     muon: MuonArgs,
-    /// Keep a moving average of the weights that decays by X in each step, for eval, generate and export with --ema
+    /// Keep a moving average of the weights that decays by X in each step, for eval, generate and export with --ema; 0
+    /// keeps none
     #[arg(long, value_name = "X")]
     ema_decay: Option<f64>,
 }
@@ -104,7 +108,7 @@ impl OptimizerArgs {
             && self.adafactor.adafactor_step_size == StepSizeArg::Relative
     }
 
-    /// The decay of the moving average.
+    /// The decay of the moving average; `None` if none is kept.
     ///
     /// Errors unless it is in [0, 1).
     pub fn ema_decay(&self) -> Result<Option<f64>> {
@@ -112,7 +116,7 @@ impl OptimizerArgs {
             Some(decay) if !(0.0..1.0).contains(&decay) => {
                 Err(Error::config("--ema-decay", format!("must be in [0, 1), got {decay}")))
             }
-            decay => Ok(decay),
+            decay => Ok(decay.filter(|&decay| decay > 0.0)),
         }
     }
 }

@@ -14,8 +14,7 @@ use crate::cli::args::model::Architecture;
 use crate::cli::args::train::TrainArgs;
 use crate::cli::commands::train::open_tokenizer;
 use crate::cli::definition::Definition;
-use crate::cli::options::Options;
-use crate::cli::options::remembered;
+use crate::cli::options::{Options, other_optimizers, remembered};
 use crate::cli::plan::plan;
 use crate::cli::{bytes, memory_limits, output};
 
@@ -50,7 +49,10 @@ pub fn memory(args: &MemoryArgs, given: Options, definition: &Definition) -> Res
         Architecture::Gpt2 | Architecture::Llama => report::<Gpt>,
         Architecture::Bert => report::<Bert>,
     };
-    report(&args, resumed.as_ref()).map_err(|error| options.name_sources(error))
+    let checked = other_optimizers::check(&options);
+    checked
+        .and_then(|()| report(&args, resumed.as_ref()))
+        .map_err(|error| options.name_sources(error))
 }
 
 fn report<M: TrainedModel>(args: &MemoryArgs, resumed: Option<&Checkpoint>) -> Result<ExitCode> {

@@ -27,7 +27,7 @@ use crate::cli::definition::Definition;
 use crate::cli::exit_signals::ExitSignals;
 use crate::cli::job;
 use crate::cli::job::ProcessRole;
-use crate::cli::options::Options;
+use crate::cli::options::{Options, other_optimizers};
 use crate::cli::output::failed;
 use crate::cli::plan::plan;
 use crate::cli::progress::TrainProgress;
@@ -140,6 +140,7 @@ impl<M: TrainedModel> PreparedRun<M> {
     ) -> Result<PreparedRun<M>> {
         let Configuration { args, options, .. } = &configuration;
         let check = || {
+            other_optimizers::check(options)?;
             let job = ProcessRole::new(&args.parallel, rank.cloned())?;
             args.run.validate()?;
             args.device.dtype()?;
