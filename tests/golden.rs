@@ -242,7 +242,7 @@ fn ten_steps(
     let leaf = param.leaf();
     let tensor = |x: &[f64]| Tensor::from_slice(leaf.device(), x, &dims)?.cast(dtype);
     leaf.set_value(&tensor(&floats(&given["start"]))?)?;
-    let layout = BufferConfig { shard_unit: config.shard_unit(), ..BufferConfig::default() };
+    let layout = BufferConfig { optimizer: config, ..BufferConfig::default() };
     let buffers = ParamAndGradBuffer::with_config(std::slice::from_ref(&param), &layout)?;
     let update = UpdateConfig { ema_decay, ..UpdateConfig::default() };
     let mut optimizer = Optimizer::with_update(config, &buffers, &update)?;

@@ -147,9 +147,13 @@ impl Region {
         inputs: &[&Var],
         used: Used,
     ) -> Region {
+        let captured = |leaf: Leaf| {
+            let dtype = leaf.dtype();
+            Saved::leaf(leaf, dtype)
+        };
         Region {
             f: Box::new(f),
-            captured: used.leaves.into_iter().map(Saved::leaf).collect(),
+            captured: used.leaves.into_iter().map(captured).collect(),
             inputs: inputs.iter().map(|input| input.save()).collect(),
             wanted: inputs.iter().map(|input| input.needs_gradient()).collect(),
             calls: used.calls,

@@ -4,7 +4,7 @@ pub(crate) mod hooks;
 pub(crate) mod packing;
 pub(crate) mod slot;
 
-use ferrotron_tensor::{Category, Error, Result, Tensor};
+use ferrotron_tensor::{Category, DType, Error, Result, Tensor};
 use std::sync::Arc;
 
 use crate::Leaf;
@@ -22,7 +22,8 @@ pub struct Saved(SavedSource);
 #[derive(Clone)]
 enum SavedSource {
     Tensor(SavedSlot),
-    Leaf(Leaf, u64),
+    /// The leaf, its version, and the dtype that the operand was cast to.
+    Leaf(Leaf, u64, DType),
     Recompute(Recipe<SavedSlot>),
 }
 
@@ -64,10 +65,10 @@ impl Saved {
         }))
     }
 
-    /// Saves a parameter at its current version.
-    pub(crate) fn leaf(leaf: Leaf) -> Saved {
+    /// Saves a parameter at its current version, of which the operand has the value in `dtype`.
+    pub(crate) fn leaf(leaf: Leaf, dtype: DType) -> Saved {
         let version = leaf.version();
-        Saved(SavedSource::Leaf(leaf, version))
+        Saved(SavedSource::Leaf(leaf, version, dtype))
     }
 
     /// The operand's value.
@@ -79,14 +80,14 @@ impl Saved {
             SavedSource::Tensor(kept) => kept.value(),
             SavedSource::Recompute(Recipe::Whole(compute)) => compute(),
             SavedSource::Recompute(Recipe::From(part, whole)) => whole(&part.value()?),
-            SavedSource::Leaf(leaf, _) => leaf.value(),
+            SavedSource::Leaf(leaf, _, dtype) => leaf.value()?.cast(*dtype),
         }
     }
 
     /// Errors if this is a parameter that was updated since the forward pass.
     pub(crate) fn check(&self) -> Result<()> {
         match &self.0 {
-            SavedSource::Leaf(leaf, version) if leaf.version() != *version => Err(Error::graph(
+            SavedSource::Leaf(leaf, version, _) if leaf.version() != *version => Err(Error::graph(
                 "backward",
                 format!(
                     "'{}' was updated between forward and backward; call backward before the optimizer step",

@@ -68,7 +68,7 @@ impl Var {
     /// value.
     pub fn save(&self) -> Saved {
         match (&self.source, &self.recompute) {
-            (Some(Source::Leaf(leaf)), _) => Saved::leaf(leaf.clone()),
+            (Some(Source::Leaf(leaf)), _) => Saved::leaf(leaf.clone(), self.dtype()),
             (_, Some(recipe)) => Saved::recipe(recipe),
             _ => Saved::tensor(&self.value),
         }
@@ -302,6 +302,24 @@ impl AsRef<Tensor> for Var {
 impl Leaf {
     /// The value as a variable whose gradient accumulates in this leaf, if it is trainable.
     pub fn var(&self) -> Result<Var> {
-        Ok(Var::with_source(self.value()?, Source::Leaf(self.clone())))
+        self.var_as(self.dtype())
+    }
+
+    /// The value as a variable of `dtype`: cast, if this is another one. The gradient accumulates in this leaf in its own
+    /// dtype and is never rounded to `dtype`. Operations save the leaf, and backward casts it again.
+    ///
+    /// ```
+    /// use ferrotron_autograd::Leaf;
+    /// use ferrotron_tensor::{DType, Device, Tensor};
+    /// let device = Device::cpu(1)?;
+    /// let w = Leaf::new("w", Tensor::from_slice(&device, &[1.0_f32 + 1.0 / 1024.0], &[1])?);
+    /// let y = w.var_as(DType::BF16)?.square()?;
+    /// assert_eq!((y.dtype(), y.value().item()?), (DType::BF16, 1.0));
+    /// y.sum_all()?.backward()?;
+    /// assert_eq!(w.gradient()?.unwrap().dtype(), DType::F32);
+    /// # Ok::<(), ferrotron_tensor::Error>(())
+    /// ```
+    pub fn var_as(&self, dtype: DType) -> Result<Var> {
+        Ok(Var::with_source(self.value()?.cast(dtype)?, Source::Leaf(self.clone())))
     }
 }

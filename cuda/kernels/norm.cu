@@ -5,11 +5,11 @@
 // - backward: dx = r (dy w - mean(dy w) - h mean(dy w h)) (RMSNorm: without the middle term),
 //   dw = sum over rows of dy h, db = sum over rows of dy.
 //
-// One group of threads per row. Sums over rows are computed in blocks of rows, one thread per column, and then added
+// w and b are of type W: T, or, in the kernels called `wide`, A. One group of threads per row. Sums over rows are computed in blocks of rows, one thread per column, and then added
 // in order: `partials` is (blocks, 2, width).
 
-template <bool CENTRED>
-INLINE void forward(const T* x, const T* weight, const T* bias, T* y, A* mean, A* rstd, u64 rows, u64 width, double eps) {
+template <bool CENTRED, class W>
+INLINE void forward(const T* x, const W* weight, const W* bias, T* y, A* mean, A* rstd, u64 rows, u64 width, double eps) {
     const u64 row = group_row();
     if (row >= rows) return;
     x += row * width;
@@ -37,12 +37,21 @@ KERNEL(512, layer_norm)
     forward<true>(x, weight, bias, y, mean, rstd, rows, width, eps);
 }
 
-KERNEL(512, rms_norm)(const T* x, const T* weight, T* y, A* rstd, u64 rows, u64 width, double eps) {
-    forward<false>(x, weight, nullptr, y, nullptr, rstd, rows, width, eps);
+KERNEL(512, layer_norm_wide)
+(const T* x, const A* weight, const A* bias, T* y, A* mean, A* rstd, u64 rows, u64 width, double eps) {
+    forward<true>(x, weight, bias, y, mean, rstd, rows, width, eps);
 }
 
-template <bool CENTRED>
-INLINE void backward_input(const T* dy, const T* x, const A* mean, const A* rstd, const T* weight, T* dx, u64 rows, u64 width) {
+KERNEL(512, rms_norm)(const T* x, const T* weight, T* y, A* rstd, u64 rows, u64 width, double eps) {
+    forward<false>(x, weight, (const T*)nullptr, y, nullptr, rstd, rows, width, eps);
+}
+
+KERNEL(512, rms_norm_wide)(const T* x, const A* weight, T* y, A* rstd, u64 rows, u64 width, double eps) {
+    forward<false>(x, weight, (const A*)nullptr, y, nullptr, rstd, rows, width, eps);
+}
+
+template <bool CENTRED, class W>
+INLINE void backward_input(const T* dy, const T* x, const A* mean, const A* rstd, const W* weight, T* dx, u64 rows, u64 width) {
     const u64 row = group_row();
     if (row >= rows) return;
     dy += row * width;
@@ -68,8 +77,18 @@ KERNEL(512, layer_norm_backward_input)
     backward_input<true>(dy, x, mean, rstd, weight, dx, rows, width);
 }
 
+KERNEL(512, layer_norm_wide_backward_input)
+(const T* dy, const T* x, const A* mean, const A* rstd, const A* weight, T* dx, u64 rows, u64 width) {
+    backward_input<true>(dy, x, mean, rstd, weight, dx, rows, width);
+}
+
 KERNEL(512, rms_norm_backward_input)
 (const T* dy, const T* x, const A* rstd, const T* weight, T* dx, u64 rows, u64 width) {
+    backward_input<false>(dy, x, nullptr, rstd, weight, dx, rows, width);
+}
+
+KERNEL(512, rms_norm_wide_backward_input)
+(const T* dy, const T* x, const A* rstd, const A* weight, T* dx, u64 rows, u64 width) {
     backward_input<false>(dy, x, nullptr, rstd, weight, dx, rows, width);
 }
 

@@ -56,6 +56,7 @@ struct Case {
     optimizer_states: MemoryKind,
     optimizer: OptimizerConfig,
     frozen: &'static [&'static str],
+    keep_in_fp32: &'static [&'static str],
     ema_decay: Option<f64>,
     saves: SaveMode,
 }
@@ -76,6 +77,7 @@ const PLAIN: Case = Case {
     optimizer_states: MemoryKind::Device,
     optimizer: OptimizerConfig::ADAMW,
     frozen: &[],
+    keep_in_fp32: &[],
     ema_decay: None,
     saves: SaveMode::Blocking,
 };
@@ -101,6 +103,7 @@ impl Case {
             trainer: TrainerConfig {
                 optimizer: self.optimizer,
                 frozen: ParamPatterns::new(self.frozen.iter().copied())?,
+                keep_in_fp32: ParamPatterns::new(self.keep_in_fp32.iter().copied())?,
                 ema_decay: self.ema_decay,
                 parallel: ParallelConfig {
                     pipeline_schedule: self.schedule,
@@ -331,6 +334,22 @@ fn it_is_with_every_rule() {
             let sizes = [1, 1, 2, 1];
             cases.push(Case { optimizer, sharding, sizes, ema_decay: Some(0.999), ..PLAIN });
         }
+    }
+    check(&cases, &model());
+}
+
+/// Parameters that keep f32 are counted: norms, and a matrix and the tied embedding, which layers cast.
+#[test]
+fn it_is_with_parameters_in_f32() {
+    let mut cases = Vec::new();
+    for keep_in_fp32 in [&["*norm*"][..], &["*norm*", "wte", "blocks.1.mlp"]] {
+        let case = Case { dtype: DType::BF16, keep_in_fp32, ..PLAIN };
+        for sharding in Sharding::ALL {
+            let recompute = if cases.len() % 2 == 0 { Recompute::None } else { Recompute::FULL };
+            cases.push(Case { sharding, recompute, sizes: [1, 1, 2, 1], ..case });
+        }
+        cases.push(Case { sizes: [2, 1, 1, 2], sequence: SequenceParallel::On, ..case });
+        cases.push(Case { optimizer_states: MemoryKind::Host, ema_decay: Some(0.9), ..case });
     }
     check(&cases, &model());
 }

@@ -34,24 +34,32 @@ pub use optimizer::loss_scale::{LossScale, LossScaler};
 pub use optimizer::schedule;
 pub use optimizer::{
     AdafactorConfig, Block, CustomRule, EMA, MASTER, MuonConfig, MuonScale, Nesterov, NewtonSchulz,
-    Optimizer, OptimizerConfig, PartSum, ReduceSums, Rounding, ShardedSum, StateShape, StateSpec,
-    StepConfig, StepSize, StepTensors, UpdateConfig, UpdateRule, UpdateStep, WeightUpdate,
+    Optimizer, OptimizerConfig, Rounding, StateShape, StateSpec, StepConfig, StepSize, StepTensors,
+    UpdateConfig, UpdateRule, UpdateStep, WeightUpdate,
 };
 pub use params::axis::{Axis, AxisSet};
-pub use params::buffer_config::{BufferConfig, GradDType, ShardUnit, Sharding, Unused};
+pub use params::buffer_config::{BufferConfig, GradDType, Sharding, Unused};
 #[doc(hidden)] // for the code that `#[derive(Module)]` writes
 pub use params::field;
 pub use params::init::{Fan, Init};
+pub use params::module::Module;
 pub use params::options::ParamOptions;
-pub use params::param::{Module, Param, Scope, WeightDecay, random_sites};
+pub use params::param::{Param, WeightDecay};
 pub use params::param_and_grad_bucket::{ParamAndGradBucket, unused_error};
 pub use params::param_and_grad_buffer::ParamAndGradBuffer;
 pub use params::param_patterns::ParamPatterns;
 pub use params::random_site::RandomSite;
+pub use params::scope::{Scope, random_sites};
 pub use params::summary::{ModuleSummary, SummaryRow};
 
 pub use ferrotron_tensor::ops::attention::AttentionMask;
 pub use ferrotron_tensor::ops::outcome::clip_coefficient;
+
+/// What optimizers ask the crate `parallel` for.
+#[doc(hidden)]
+pub mod shard_exchange {
+    pub use crate::optimizer::{ExchangeSize, ShardExchange, ShardedSum};
+}
 
 #[doc(hidden)] // for the code that `#[derive(Module)]` writes
 pub mod nn {

@@ -1,15 +1,18 @@
 //! Optimizers over flats of a GPU, which here is a stand-in on the CPU, take the same steps as on the CPU. Also, the
 //! kernels that an MLP does not need.
 
+#[path = "common/heavy_ball.rs"]
+mod heavy_ball;
+
 use ferrotron_autograd::{Accum, Leaf, WeightGrads, backward};
 use ferrotron_nn::loss::{CrossEntropyLoss, Reduction, binary_cross_entropy_with_logits};
 use ferrotron_nn::{
     Activation, AdafactorConfig, Bias, BufferConfig, GradDType, Init, Mlp, MlpConfig, Module,
-    Optimizer, OptimizerConfig, Param, ParamAndGradBuffer, Rounding, Scope, ShardUnit, Sharding,
-    StateSpec, StepConfig, StepSize, UpdateConfig, UpdateRule, UpdateStep, WeightDecay,
-    WeightUpdate,
+    Optimizer, OptimizerConfig, Param, ParamAndGradBuffer, Rounding, Scope, Sharding, StepConfig,
+    StepSize, UpdateConfig, WeightDecay, WeightUpdate,
 };
 use ferrotron_tensor::{DType, Device, MemoryKind, RandomKey, Result, Tensor};
+use heavy_ball::HeavyBall;
 
 const STEPS: usize = 3;
 const OPTIMIZERS: [OptimizerConfig; 7] = [
@@ -17,7 +20,7 @@ const OPTIMIZERS: [OptimizerConfig; 7] = [
     OptimizerConfig::Sgd { momentum: 0.9, weight_decay: 0.1 },
     OptimizerConfig::NesterovSgd { momentum: 0.9, weight_decay: 0.1 },
     OptimizerConfig::Lion { beta1: 0.95, beta2: 0.98, weight_decay: 0.1 },
-    OptimizerConfig::custom(&HeavyBall),
+    OptimizerConfig::custom(&HeavyBall { weight_decay: 0.0 }),
     OptimizerConfig::Adafactor(ADAFACTOR),
     OptimizerConfig::Adafactor(AdafactorConfig {
         step_size: StepSize::Scheduled,
@@ -34,32 +37,6 @@ const ADAFACTOR: AdafactorConfig = AdafactorConfig {
     clip_threshold: 1.0,
     weight_decay: 0.1,
 };
-
-/// Momentum by operations on tensors, for which the host reads the numbers of a step.
-#[derive(Debug)]
-struct HeavyBall;
-
-impl UpdateRule for HeavyBall {
-    fn name(&self) -> &'static str {
-        "heavy_ball"
-    }
-
-    fn states(&self, _dims: &[usize]) -> Vec<StateSpec> {
-        vec![StateSpec::per_element("velocity")]
-    }
-
-    fn update(
-        &self,
-        weights: &mut Tensor,
-        gradient: &Tensor,
-        states: &mut [&mut Tensor],
-        step: &UpdateStep,
-    ) -> Result<()> {
-        let velocity = states[0].mul_scalar(0.9)?.add(gradient)?;
-        states[0].copy_from(&velocity)?;
-        weights.copy_from(&weights.sub(&velocity.mul_scalar(step.lr()?)?)?)
-    }
-}
 
 fn gpu(test: &str) -> Result<Option<Device>> {
     ferrotron_cuda_sim::gpu(test).map(|config| Device::cuda(&config)).transpose()
@@ -220,12 +197,8 @@ fn shards_are_kept_and_placed() -> Result<()> {
     let Some(gpu) = gpu("shards_are_kept_and_placed")? else { return Ok(()) };
     let run = |device: &Device| -> Result<Outcome> {
         let params = params(device, DType::BF16)?;
-        let config = BufferConfig {
-            sharding: Sharding::Weights,
-            shard_unit: ShardUnit::Elements,
-            shard: (1, 3),
-            ..BufferConfig::default()
-        };
+        let config =
+            BufferConfig { sharding: Sharding::Weights, shard: (1, 3), ..BufferConfig::default() };
         let buffers = ParamAndGradBuffer::with_config(&params, &config)?;
         let mut optimizer = Optimizer::new(OptimizerConfig::ADAMW, &buffers)?;
         let mut outcome = Outcome::new();

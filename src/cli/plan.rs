@@ -27,7 +27,8 @@ pub fn plan<M: TrainedModel>(
     let trainer = args.optimization.config(layout.size(Axis::Data), parallel, precision)?;
     let execution = args.execution.execution(&args.device)?;
     let saves = if args.run.async_save { SaveMode::Async } else { SaveMode::Blocking };
-    let trainer = TrainerConfig { execution, saves, ..trainer };
+    let keep_in_fp32 = args.precision.keep_in_fp32()?;
+    let trainer = TrainerConfig { execution, saves, keep_in_fp32, ..trainer };
     trainer.check_execution(world)?;
     trainer.check_bad_steps()?;
     let sequence_parallel = args.parallel.sequence();

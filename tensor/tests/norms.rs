@@ -223,3 +223,38 @@ fn wrong_operands_are_refused_by_name() -> Result<()> {
     );
     Ok(())
 }
+
+/// Weights in f32 beside 16-bit activations are those of the same rows in f32: the sums add up in f32 either way.
+#[test]
+fn wide_weights_are_not_rounded() -> Result<()> {
+    let device = Device::cpu(2)?;
+    for dtype in [DType::BF16, DType::F16] {
+        let (rows, width) = (70, 65);
+        let [x, dy] = ["x", "dy"].map(|site| normal(&device, dtype, &[rows, width], site));
+        let [weight, bias] = ["w", "b"].map(|site| normal(&device, DType::F32, &[width], site));
+        let (x, dy, weight, bias) = (x?, dy?, weight?, bias?);
+        let [wide_x, wide_dy] = [&x, &dy].map(|tensor| tensor.cast(DType::F32));
+        let (wide_x, wide_dy) = (wide_x?, wide_dy?);
+
+        let (y, mean, rstd) = layer_norm(&x, &weight, Some(&bias), EPS)?;
+        let want = layer_norm(&wide_x, &weight, Some(&bias), EPS)?.0.cast(dtype)?;
+        assert_eq!((y.dtype(), y.to_f64()?), (dtype, want.to_f64()?));
+        let (dx, dw, db) = layer_norm_backward(&dy, &x, &mean, &rstd, &weight)?;
+        let want = layer_norm_backward(&wide_dy, &wide_x, &mean, &rstd, &weight)?;
+        assert_eq!((dw.dtype(), db.dtype()), (DType::F32, DType::F32));
+        assert_eq!((dw.to_f64()?, db.to_f64()?), (want.1.to_f64()?, want.2.to_f64()?));
+        assert_eq!(dx.to_f64()?, want.0.cast(dtype)?.to_f64()?);
+
+        let (y, rstd) = rms_norm(&x, &weight, EPS)?;
+        let want = rms_norm(&wide_x, &weight, EPS)?.0.cast(dtype)?;
+        assert_eq!((y.dtype(), y.to_f64()?), (dtype, want.to_f64()?));
+        let (dx, dw) = rms_norm_backward(&dy, &x, &rstd, &weight)?;
+        let want = rms_norm_backward(&wide_dy, &wide_x, &rstd, &weight)?;
+        assert_eq!(dw.to_f64()?, want.1.to_f64()?);
+        assert_eq!(dx.to_f64()?, want.0.cast(dtype)?.to_f64()?);
+
+        let error = rms_norm(&x, &weight.cast(DType::F64)?, EPS).unwrap_err().to_string();
+        assert!(error.contains("operands differ"), "{error}");
+    }
+    Ok(())
+}

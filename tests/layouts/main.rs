@@ -7,6 +7,8 @@
 
 mod evaluation;
 mod grid_model;
+#[path = "../../nn/tests/common/heavy_ball.rs"]
+mod heavy_ball;
 mod layout;
 mod mutants;
 #[path = "../common/pairs.rs"]
@@ -21,10 +23,11 @@ use ferrotron::models::bert::{BertConfig, NormPlacement};
 use ferrotron::models::gpt::GptConfig;
 use ferrotron::nn::{
     AdafactorConfig, MuonConfig, MuonScale, Nesterov, NewtonSchulz, OptimizerConfig, Sharding,
-    StateSpec, StepSize, UpdateRule, UpdateStep,
+    StepSize,
 };
-use ferrotron::tensor::{DType, RandomKey, Result, Tensor};
+use ferrotron::tensor::{DType, RandomKey};
 use grid_model::GridConfig;
+use heavy_ball::HeavyBall;
 use layout::{Layout, all, covering};
 use mutants::{Site, Sites, Watched, faulty};
 use reference::reference;
@@ -202,7 +205,7 @@ fn other_rules_train_in_every_layout_as_on_one_rank() {
         (llama(), OptimizerConfig::Muon(nesterov), 8),
         (gpt2(), OptimizerConfig::NesterovSgd { momentum: 0.9, weight_decay: 0.1 }, 9),
         (llama(), OptimizerConfig::Lion { beta1: 0.95, beta2: 0.98, weight_decay: 0.1 }, 10),
-        (llama(), OptimizerConfig::custom(&HeavyBall), 11),
+        (llama(), OptimizerConfig::custom(&HeavyBall { weight_decay: 0.0 }), 11),
     ] {
         let all = all(&model);
         let numbers = Numbers { optimizer, ..Numbers::with_dtype(DType::F64) };
@@ -220,33 +223,7 @@ fn other_rules_train_in_every_layout_as_on_one_rank() {
     }
 }
 
-/// Momentum by operations on tensors.
-#[derive(Debug)]
-struct HeavyBall;
-
-impl UpdateRule for HeavyBall {
-    fn name(&self) -> &'static str {
-        "heavy_ball"
-    }
-
-    fn states(&self, _dims: &[usize]) -> Vec<StateSpec> {
-        vec![StateSpec::per_element("velocity")]
-    }
-
-    fn update(
-        &self,
-        weights: &mut Tensor,
-        gradient: &Tensor,
-        states: &mut [&mut Tensor],
-        step: &UpdateStep,
-    ) -> Result<()> {
-        let velocity = states[0].mul_scalar(0.9)?.add(gradient)?;
-        states[0].copy_from(&velocity)?;
-        weights.copy_from(&weights.sub(&velocity.mul_scalar(step.lr()?)?)?)
-    }
-}
-
-/// Neither can the sum of the shards of Muon's matrices.
+/// Neither can the gathering of the shards of Muon's matrices.
 #[test]
 fn no_reduction_of_muon_can_be_left_out() {
     let optimizer = OptimizerConfig::Muon(MuonConfig::default());
@@ -277,7 +254,7 @@ fn no_reduction_of_adafactor_can_be_left_out() {
 
 /// Returns whether a reduction belongs to the update of weights, or to the norm.
 fn of_optimizer(site: &Site) -> bool {
-    ["mod.rs", "update.rs", "whole_parameters.rs"]
+    ["mod.rs", "shard_exchange.rs", "update.rs", "whole_parameters.rs"]
         .iter()
         .any(|file| site.is_in(&format!("data_parallel/{file}")))
 }

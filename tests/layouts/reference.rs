@@ -20,7 +20,7 @@ pub fn reference<C: GridConfig>(model: &C, numbers: &Numbers) -> Result<Found> {
     let device = Device::cpu(1)?;
     let whole = model.whole(&Scope::new(&device, DType::F64, weights))?;
     whole.freeze(|name| frozen.iter().any(|part| name.contains(part)))?;
-    let layout = BufferConfig { shard_unit: config.shard_unit(), ..BufferConfig::default() };
+    let layout = BufferConfig { optimizer: config, ..BufferConfig::default() };
     let buffers = ParamAndGradBuffer::with_config(&whole.params(), &layout)?;
     let mut optimizer = Optimizer::new(config, &buffers)?;
     let (mut steps, mut first) = (Vec::new(), Tensors::new());

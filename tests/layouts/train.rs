@@ -172,6 +172,7 @@ fn train_rank<C: GridConfig>(
         seed: SEED,
         optimizer,
         frozen: ParamPatterns::new(frozen.iter().map(|part| format!("*{part}*")))?,
+        keep_in_fp32: ParamPatterns::default(),
         ema_decay: None,
         schedule: schedule()?,
         clip_grad,
@@ -186,6 +187,7 @@ fn train_rank<C: GridConfig>(
         schedule_unit: ScheduleUnit::Steps,
         bad_steps: BadStepConfig::default(),
         execution: ExecutionMode::Eager,
+        saves: SaveMode::Blocking,
     };
     let samples = Noise(model);
     let mut trainer = Trainer::<C::Model>::on_mesh(&scope, mesh, model, config)?;

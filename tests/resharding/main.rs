@@ -51,6 +51,7 @@ fn task<C>(model: &C, layout: Layout) -> Task<'_, C> {
         model,
         optimizer: OptimizerConfig::ADAMW,
         ema_decay: None,
+        keep_in_fp32: &[],
         dtype: DType::F64,
         precision: PrecisionConfig::default(),
         learning_rate: 1e-2,
@@ -302,6 +303,24 @@ fn in_f32_the_bits_are_the_same_too() -> Result<()> {
     for layout in [Layout::data(4, Sharding::Weights), Layout::model(4, 2), Layout::SERIAL] {
         let found = run(&Task { layout, load: save, seed: 4321, ..a })?;
         assert_eq!(difference(&found.tensors, &saved.tensors), None, "{layout}");
+    }
+    Ok(())
+}
+
+#[test]
+fn parameters_in_f32_keep_their_bits_beside_those_in_16_bits() -> Result<()> {
+    let tp_sp = Layout { sequence: SequenceParallel::On, ..Layout::model(2, 1) };
+    let sharded = Layout { dp: 2, sharding: Sharding::Weights, ..tp_sp };
+    for model in [tied(), untied()] {
+        let folder = tempfile::tempdir().unwrap();
+        let save = Some(folder.path());
+        let keep_in_fp32 = &["*norm*", "wte", "blocks.3.mlp"][..];
+        let base = Task { dtype: DType::BF16, keep_in_fp32, ..task(&model, Layout::model(2, 4)) };
+        let saved = run(&Task { steps: 2, save, ..base })?;
+        for layout in [Layout::data(4, Sharding::Optimizer), sharded, Layout::SERIAL] {
+            let found = run(&Task { layout, load: save, seed: 4321, ..base })?;
+            assert_eq!(difference(&found.tensors, &saved.tensors), None, "{layout}");
+        }
     }
     Ok(())
 }

@@ -7,7 +7,7 @@ use ferrotron::models::stop::StopFlag;
 use ferrotron::models::support::{ModelSizes, ParallelismCheck, check};
 use ferrotron::models::trainer::{ParallelConfig, PrecisionConfig, Trainer, TrainerConfig};
 use ferrotron::nn::schedule::LrSchedule;
-use ferrotron::nn::{OptimizerConfig, Scope, Sharding};
+use ferrotron::nn::{OptimizerConfig, ParamPatterns, Scope, Sharding};
 use ferrotron::parallel::collective::{WorldConfig, run_threads};
 use ferrotron::parallel::data_parallel::DataParallelConfig;
 use ferrotron::parallel::mesh::{self, Mesh};
@@ -114,6 +114,8 @@ pub struct Task<'a, C = GptConfig> {
     pub model: &'a C,
     pub optimizer: OptimizerConfig,
     pub ema_decay: Option<f64>,
+    /// Patterns of parameters that stay in f32.
+    pub keep_in_fp32: &'a [&'a str],
     pub dtype: DType,
     pub precision: PrecisionConfig,
     /// Constant.
@@ -218,6 +220,7 @@ fn run_rank<C: Configuration>(task: &Task<C>, mesh: &Mesh) -> Result<RankFound> 
     let config = TrainerConfig {
         optimizer: task.optimizer,
         ema_decay: task.ema_decay,
+        keep_in_fp32: ParamPatterns::new(task.keep_in_fp32.iter().copied())?,
         precision: task.precision,
         schedule: LrSchedule::constant(task.learning_rate)?,
         ..trainer_config(&task.layout)?

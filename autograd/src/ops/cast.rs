@@ -7,6 +7,9 @@ use crate::{InputGrads, Var, forward_span};
 
 /// Casts to another dtype.
 pub(crate) fn cast(x: &Var, dtype: DType) -> Result<Var> {
+    if x.dtype() == dtype {
+        return Ok(x.clone());
+    }
     let _span = forward_span("cast");
     let (original, value) = (x.dtype(), x.value().cast(dtype)?);
     if !(original.is_float() && dtype.is_float()) {

@@ -7,7 +7,7 @@
 
 use ferrotron_cuda::gpu::Gpu;
 use ferrotron_cuda::nvrtc::Architecture;
-use ferrotron_nn::{Axis, AxisSet, Scope, ShardUnit, Sharding};
+use ferrotron_nn::{Axis, AxisSet, Scope, Sharding};
 use ferrotron_parallel::mesh::{Mesh, ParallelDims};
 use ferrotron_parallel::pipeline::ScheduleKind;
 use ferrotron_parallel::tensor_parallel::SequenceParallel;
@@ -181,9 +181,7 @@ impl<M: Model> MemoryEstimator<M> {
     /// parameters are the units.
     fn fullest(&self, rank: usize) -> Result<usize> {
         let TrainerConfig { optimizer, parallel, .. } = &self.trainer;
-        if optimizer.shard_unit() == ShardUnit::Elements
-            || parallel.data_parallel.sharding == Sharding::None
-        {
+        if !optimizer.updates_whole_tensors() || parallel.data_parallel.sharding == Sharding::None {
             return Ok(rank);
         }
         let trainer = self.fake_trainer(rank, self.trainer.clone())?;

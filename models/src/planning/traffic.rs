@@ -12,6 +12,7 @@
 //! | pp | activations to the next stage, gradients to the previous one | a/t each |
 //! | recomputation | the forward communication of recomputed modules | two halves each of attention and MLP, (c - 1) of a ring; a half for each distributed input |
 //! | tp, Adafactor | sums over rows or columns of sharded tensors that span ranks, and two numbers per tensor, in f64, once per step | 2 (t-1)/t each |
+//! | tp, Muon | all-gather of the momentum of each sharded matrix, in f32 or wider, once per step | (t-1)/t each |
 //! | dp | gradients and weights | see [`DataParallel::expected_traffic`] |
 //!
 //! [`DataParallel::expected_traffic`]: ferrotron_parallel::data_parallel::DataParallel::expected_traffic
@@ -34,7 +35,7 @@ pub struct StepTraffic {
     pub pipeline: u64,
     /// Gradients and weights, to all ranks with the same parameters.
     pub data: u64,
-    /// Adafactor's partial sums of tensors that are sharded along the tensor axis.
+    /// For tensors that are sharded along the tensor axis: Adafactor's sums, and the shards of Muon's matrices.
     pub optimizer: u64,
     /// Weights, per averaging, if replicas take independent steps. Averaging is not part of a step here.
     pub average: u64,
@@ -94,7 +95,7 @@ pub fn expected_traffic(trainer: &Trainer<Gpt>, seq_length: usize) -> StepTraffi
         context: bytes(rings * key_values),
         pipeline: bytes(messages * (activation / t)),
         data: sharded.batch + sharded.holders,
-        optimizer: trainer.data_parallel().expected_part_sums(trainer.optimizer()),
+        optimizer: trainer.data_parallel().expected_shard_exchanges(trainer.optimizer()),
         average,
     }
 }
@@ -247,7 +248,7 @@ mod tests {
         assert_eq!(of_two_ranks.iter().sum::<u64>(), want);
     }
 
-    /// Muon sums up the shards of each matrix.
+    /// Muon gathers the shards of each matrix.
     #[test]
     fn muon_sends_what_is_expected() {
         let off = SequenceParallel::Off;
@@ -267,6 +268,12 @@ mod tests {
             let cut = layout.1.0 > 1;
             assert!(sent.iter().all(|&bytes| (bytes > 0) == cut), "{layout:?}: {sent:?}");
         }
+        // On two ranks each sends its half of every matrix of a block: q and the projection, k and v of half the width, and
+        // those of the MLP.
+        let alone = check((2, (2, 1, 1), off), sharded(Sharding::None), (muon, DType::F32));
+        let (width, ffn) = (64, 4 * 64);
+        let elements = 4 * (3 * width * width + 2 * width * ffn);
+        assert_eq!(alone.iter().sum::<u64>(), 4 * elements as u64);
     }
 
     #[test]

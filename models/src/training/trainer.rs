@@ -2,8 +2,8 @@
 
 mod bad_step;
 mod config;
-mod frozen;
 mod graph;
+mod named_parameters;
 mod report;
 mod step;
 
@@ -34,8 +34,8 @@ pub use bad_step::{BadStepConfig, OnBadStep};
 pub use config::{
     ExecutionMode, ParallelConfig, PrecisionConfig, SaveMode, ScheduleUnit, TrainerConfig,
 };
-use frozen::freeze;
 use graph::StepGraph;
+use named_parameters::{check_kept_in_fp32, freeze, keep_in_fp32};
 use report::Reports;
 pub use report::StepReport;
 
@@ -80,6 +80,7 @@ impl<M: Model> Trainer<M> {
         let pipeline = mesh.axis(Axis::Pipeline);
         let (rank, ranks, chunks) = (pipeline.rank(), pipeline.size(), config.parallel.chunks);
         let parts = ModelChunk::chunks(M::num_blocks(model), rank, ranks, chunks)?;
+        let scope = &keep_in_fp32::<M>(&config, scope, model)?;
         let parts = parts.iter().map(|part| M::new_chunk(scope, mesh, model, part));
         Self::with_parts(scope, mesh, model, parts.collect::<Result<_>>()?, config)
     }
@@ -91,7 +92,9 @@ impl<M: Model> Trainer<M> {
         model: M,
         trainer: TrainerConfig,
     ) -> Result<Trainer<M>> {
-        Self::with_parts(scope, &Mesh::single(), config, vec![model], trainer)
+        let parts = vec![model];
+        check_kept_in_fp32(&trainer, scope, config, &parts)?;
+        Self::with_parts(scope, &Mesh::single(), config, parts, trainer)
     }
 
     fn with_parts(
@@ -101,7 +104,7 @@ impl<M: Model> Trainer<M> {
         parts: Vec<M>,
         mut config: TrainerConfig,
     ) -> Result<Trainer<M>> {
-        config.parallel.data_parallel.shard_unit = config.optimizer.shard_unit();
+        config.parallel.data_parallel.optimizer = config.optimizer;
         config.check_execution(mesh.world().size())?;
         config.check_bad_steps()?;
         if config.ema_decay.is_some() && config.parallel.data_parallel.synchronize_every > 1 {
@@ -126,6 +129,7 @@ impl<M: Model> Trainer<M> {
         let (states, ema_decay) = (optimizer_states, config.ema_decay);
         let update = UpdateConfig { weights: weight_update, rounding, states, ema_decay };
         let optimizer = Optimizer::with_update(config.optimizer, data_parallel.buffers(), &update)?;
+        config.check_rule(&optimizer)?;
         let host = if device.is_gpu() { Device::cpu(1)? } else { device.clone() };
         let step = DeviceStepParams::new(
             device,

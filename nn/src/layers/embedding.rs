@@ -28,9 +28,10 @@ impl Embedding {
         })
     }
 
-    /// ids (..) -> (.., width). Errors if an id is not below `count`.
+    /// ids (..) -> (.., width), in the dtype of the scope. Errors if an id is not below `count`.
     pub fn forward(&self, ids: &Tensor) -> Result<Var> {
-        self.weight.var()?.embedding(ids).at(&self.path)
+        let rows = self.weight.var()?.embedding(ids);
+        rows.and_then(|rows| rows.cast(self.weight.compute_dtype())).at(&self.path)
     }
 
     /// The table (count, width).

@@ -57,23 +57,44 @@ impl Linear {
         })
     }
 
+    /// Declares an output head, one row of weights per token, which Muon leaves to AdamW.
+    ///
+    /// ```
+    /// use ferrotron_nn::{Bias, Init, Linear, Scope};
+    /// use ferrotron_tensor::{DType, Device};
+    /// let scope = Scope::new(&Device::cpu(1)?, DType::F32, 0);
+    /// let head = Linear::new(&scope.child("head"), 8, 50, Bias::No, Init::XavierNormal)?.as_head();
+    /// # drop(head);
+    /// # Ok::<(), ferrotron_tensor::Error>(())
+    /// ```
+    #[must_use]
+    pub fn as_head(self) -> Linear {
+        Linear { weight: self.weight.as_embedding(), ..self }
+    }
+
     /// Declares that the outputs are blocks of these sizes: see [`Param::packed`].
-    pub fn packed(self, blocks: &[usize]) -> Result<Linear> {
+    pub(crate) fn packed(self, blocks: &[usize]) -> Result<Linear> {
         let Linear { path, weight, bias } = self;
         let bias = bias.map(|bias| bias.packed(blocks)).transpose()?;
         Ok(Linear { path, weight: weight.packed(blocks)?, bias })
     }
 
-    /// (.., in) -> (.., out). Errors if the last dim of `x` differs.
+    /// (.., in) -> (.., out). Parameters kept in f32 are cast to the dtype of `x`. Errors if the last dim of `x` differs.
     pub fn forward(&self, x: &Var) -> Result<Var> {
-        let bias = self.bias.as_ref().map(Param::var).transpose()?;
-        x.linear(&self.weight.var()?, bias.as_ref()).at(&self.path)
+        let (weight, bias) = self.vars(x)?;
+        x.linear(&weight, bias.as_ref()).at(&self.path)
     }
 
     /// GELU of [`Linear::forward`], tanh form, as one operation: see [`Var::linear_gelu`].
     pub fn forward_gelu(&self, x: &Var) -> Result<Var> {
-        let bias = self.bias.as_ref().map(Param::var).transpose()?;
-        x.linear_gelu(&self.weight.var()?, bias.as_ref()).at(&self.path)
+        let (weight, bias) = self.vars(x)?;
+        x.linear_gelu(&weight, bias.as_ref()).at(&self.path)
+    }
+
+    /// Weight and bias for activations like `x`.
+    fn vars(&self, x: &Var) -> Result<(Var, Option<Var>)> {
+        let bias = self.bias.as_ref().map(|bias| bias.var_as(x.dtype())).transpose()?;
+        Ok((self.weight.var_as(x.dtype())?, bias))
     }
 
     /// W (out, in).

@@ -14,15 +14,15 @@ use ferrotron_tensor::{DType, Device, Error, Result, Tensor};
 use super::block::Block;
 use super::check::{fractions, non_negative};
 use super::rule::{StepTensors, UpdateRule, UpdateStep};
+use super::shard_exchange::{ExchangeSize, ShardedSum};
 use super::state::StateSpec;
-use super::sums::{PartSum, ShardedSum};
-use crate::{AxisSet, ShardUnit};
+use crate::AxisSet;
 
 /// Hyperparameters of Adafactor: Shazeer and Stern, arXiv 1804.04235, named as in Hugging Face transformers'
 /// `Adafactor`.
 ///
 /// Queries, keys and values are separate tensors to it, and so are gate and up, although each set is stored as one
-/// parameter ([`Param::blocks`](crate::Param::blocks)).
+/// parameter.
 ///
 /// `torch.optim.Adafactor` differs as follows. It uses eps1 as a lower bound of the mean squares instead of adding
 /// it. It takes the smaller of the learning rate and 1 / sqrt(t), and always scales it by the parameter. It decays
@@ -129,8 +129,8 @@ impl UpdateRule for AdafactorConfig {
         Ok(())
     }
 
-    fn shard_unit(&self) -> ShardUnit {
-        ShardUnit::Parameters
+    fn updates_whole_tensors(&self) -> bool {
+        true
     }
 
     /// The mean of updates, if there is one, and mean squares: per row and per column of a matrix, per element of a
@@ -203,7 +203,7 @@ impl UpdateRule for AdafactorConfig {
         Ok(all.into_iter().map(totals).collect())
     }
 
-    fn part_sums(&self, blocks: &[&Block], _accumulator: DType) -> Vec<PartSum> {
+    fn shard_exchanges(&self, blocks: &[&Block], _accumulator: DType) -> Vec<ExchangeSize> {
         let mut blocks = blocks.to_vec();
         blocks.sort_by(|a, b| a.name().cmp(b.name()));
         let relative = usize::from(self.is_relative());
@@ -227,7 +227,8 @@ impl UpdateRule for AdafactorConfig {
             }
         }
         lengths.retain(|&length| length > 0);
-        lengths.into_iter().map(|numel| PartSum { numel, dtype: DType::F64 }).collect()
+        let sum = |numel| ExchangeSize { numel, dtype: DType::F64, gathered_dim: None };
+        lengths.into_iter().map(sum).collect()
     }
 
     fn update(

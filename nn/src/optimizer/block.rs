@@ -16,8 +16,6 @@ pub struct Block {
     pub(super) piece: ParamShard,
     /// The block's index within the parameter, and the number of its blocks.
     pub(super) number: (usize, usize),
-    /// The block's first row within the parameter.
-    pub(super) start: usize,
     /// The global dims of the block.
     pub(super) whole: Vec<usize>,
 }
@@ -61,7 +59,12 @@ impl Block {
 
     /// Returns whether the block is sharded over ranks.
     pub fn is_part(&self) -> bool {
-        (0..self.dims().len()).any(|dim| self.is_cut(dim))
+        self.cut_dim().is_some()
+    }
+
+    /// The dim that is sharded over ranks, if there is one.
+    pub(super) fn cut_dim(&self) -> Option<usize> {
+        (0..self.dims().len()).find(|&dim| self.is_cut(dim))
     }
 
     /// Returns whether a dim is sharded over ranks.
@@ -89,13 +92,6 @@ impl Block {
             StateShape::PerRow => Ok(self.rows()),
             StateShape::PerColumn => self.columns(),
         }
-    }
-
-    /// The ranges of the whole tensor along a dim that the local shard holds: start and length.
-    pub(super) fn ranges(&self, dim: usize) -> Vec<(usize, usize)> {
-        // A block's place counts the rows of the parameter from its first one.
-        let first = if dim == 0 { self.start } else { 0 };
-        self.piece.place.pieces(dim).iter().map(|&(start, len)| (start - first, len)).collect()
     }
 
     /// The shard of the means over rows.

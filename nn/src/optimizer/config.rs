@@ -7,7 +7,7 @@ use ferrotron_tensor::ops::sgd::{Nesterov, Sgd};
 use super::adafactor::AdafactorConfig;
 use super::muon::MuonConfig;
 use super::rule::UpdateRule;
-use crate::ShardUnit;
+use super::shard_unit::ShardUnit;
 
 /// An optimizer with its hyperparameters.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -126,11 +126,17 @@ impl OptimizerConfig {
         self.rule().learning_rate(scheduled, step)
     }
 
+    /// Returns whether some parameters are updated a whole tensor at a time, so that ZeRO gives each to one rank.
+    pub fn updates_whole_tensors(&self) -> bool {
+        self.shard_unit() != ShardUnit::Elements
+    }
+
     /// The granularity at which optimizer state is sharded.
-    pub fn shard_unit(&self) -> ShardUnit {
+    pub(crate) fn shard_unit(&self) -> ShardUnit {
         match self {
             OptimizerConfig::Muon(_) => ShardUnit::HiddenMatrices,
-            _ => self.rule().shard_unit(),
+            _ if self.rule().updates_whole_tensors() => ShardUnit::Parameters,
+            _ => ShardUnit::Elements,
         }
     }
 }

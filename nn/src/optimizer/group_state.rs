@@ -9,9 +9,10 @@ use super::block::Block;
 use super::config::OptimizerConfig;
 use super::moment::{Moment, ParamShard, Store};
 use super::rule::UpdateRule;
+use super::shard_unit::ShardUnit;
 use super::state::{StateShape, StateSpec};
 use super::update_config::{UpdateConfig, WeightUpdate};
-use crate::{Param, ParamAndGradBucket, ShardUnit};
+use crate::{Param, ParamAndGradBucket};
 
 /// Name of the master weights in checkpoints.
 pub const MASTER: &str = "master";
@@ -57,7 +58,7 @@ impl GroupState {
             group.params.iter().find(cut).filter(|_| own.shard_unit() == ShardUnit::HiddenMatrices)
         {
             let message = format!(
-                "Muon has to see the whole of '{}': lay parameters out with `shard_unit: optimizer.shard_unit()`",
+                "Muon has to see the whole of '{}': name it as the `optimizer` of BufferConfig or DataParallelConfig",
                 param.name()
             );
             return Err(Error::config("optimizer", message));
@@ -83,7 +84,7 @@ impl GroupState {
         update: &UpdateConfig,
     ) -> Result<GroupState> {
         let rule = config.rule_of(group.shard_unit);
-        let by_block = rule.shard_unit() == ShardUnit::Parameters;
+        let by_block = rule.updates_whole_tensors();
         let blocks = if by_block { blocks(rule.name(), group)? } else { Vec::new() };
         let own = |(param, place)| ParamShard { param, place, replicated: group.replicated };
         let pieces: Vec<ParamShard> = match by_block {
@@ -271,9 +272,6 @@ fn check_states(rule: &dyn UpdateRule, declared: &[Vec<StateSpec>]) -> Result<()
     let refuse = |message: String| {
         Err(Error::config("optimizer", format!("rule '{}': {message}", rule.name())))
     };
-    if rule.shard_unit() == ShardUnit::HiddenMatrices {
-        return refuse("its `shard_unit` must be `Elements` or `Parameters`".to_string());
-    }
     let mut dtypes: HashMap<&str, Option<DType>> = HashMap::new();
     for specs in declared {
         for (index, StateSpec { name, shape, dtype }) in specs.iter().enumerate() {
@@ -288,18 +286,18 @@ fn check_states(rule: &dyn UpdateRule, declared: &[Vec<StateSpec>]) -> Result<()
             if name.is_empty() || name.contains('.') {
                 return refuse(format!("a state cannot be named '{name}'"));
             }
-            if rule.shard_unit() == ShardUnit::Elements && *shape != StateShape::PerElement {
+            if !rule.updates_whole_tensors() && *shape != StateShape::PerElement {
                 return refuse(format!(
                     "the state '{name}' has fewer numbers than elements, but the rule updates any ranges of elements: \
-                     let its `shard_unit` be `ShardUnit::Parameters`"
+                     let it say `updates_whole_tensors`"
                 ));
             }
         }
     }
-    if rule.shard_unit() == ShardUnit::Elements && declared.windows(2).any(|two| two[0] != two[1]) {
+    if !rule.updates_whole_tensors() && declared.windows(2).any(|two| two[0] != two[1]) {
         return refuse(
-            "parameters have different states, but the rule updates any ranges of elements: let its `shard_unit` be \
-             `ShardUnit::Parameters`"
+            "parameters have different states, but the rule updates any ranges of elements: let it say \
+             `updates_whole_tensors`"
                 .to_string(),
         );
     }
@@ -317,7 +315,8 @@ fn blocks(rule: &'static str, group: &ParamAndGradBucket) -> Result<Vec<Block>> 
         let param = params[&name[..]]; // a group's pieces are of its parameters
         if *param.shard_spec() != place {
             let message = format!(
-                "has to see the whole of '{name}', of which this rank's shard ends within: shard by parameters"
+                "has to see the whole of '{name}', of which this rank's shard ends within: name it as the `optimizer` of \
+                 BufferConfig or DataParallelConfig"
             );
             return Err(Error::config(rule, message));
         }
@@ -338,14 +337,14 @@ fn blocks_of(param: &Param, group: &ParamAndGradBucket) -> Vec<Block> {
     let piece = |place| ParamShard { param: param.name().to_string(), place, replicated };
     let whole = place.global_dims().to_vec();
     if param.blocks().is_empty() {
-        return vec![Block { piece: piece(place.clone()), number: (0, 1), start: 0, whole }];
+        return vec![Block { piece: piece(place.clone()), number: (0, 1), whole }];
     }
     let mut start = 0;
     let block = |(number, &len): (usize, &usize)| {
-        let (first, place) = (start, place.intersect_dim(0, start..start + len));
+        let place = place.intersect_dim(0, start..start + len);
         start += len;
         let (number, whole) = ((number, param.blocks().len()), [&[len], &whole[1..]].concat());
-        Block { piece: piece(place), number, start: first, whole }
+        Block { piece: piece(place), number, whole }
     };
     param.blocks().iter().enumerate().map(block).collect()
 }

@@ -15,9 +15,10 @@ mod pass;
 mod rule;
 pub mod schedule;
 mod sgd;
+mod shard_exchange;
+mod shard_unit;
 mod state;
 mod step_tensors;
-mod sums;
 mod update_config;
 
 pub use adafactor::{AdafactorConfig, StepSize};
@@ -26,19 +27,20 @@ pub use config::{CustomRule, OptimizerConfig};
 pub use group_state::{EMA, MASTER};
 pub use muon::{MuonConfig, MuonScale, Nesterov, NewtonSchulz};
 pub use rule::{StepTensors, UpdateRule, UpdateStep};
+pub use shard_exchange::{ExchangeSize, ShardExchange, ShardedSum};
+pub(crate) use shard_unit::ShardUnit;
 pub use state::{StateShape, StateSpec};
-pub use sums::{PartSum, ReduceSums, ShardedSum};
 pub use update_config::{Rounding, UpdateConfig, WeightUpdate};
 
 use ferrotron_tensor::ops::step::{DeviceStepParams, StepParams};
 use ferrotron_tensor::{Error, FlatBuffer, MemoryKind, Result, ShardSpec, Tensor};
-use std::cell::RefCell;
 
 use self::group_state::GroupState;
 use self::moment::Moment;
 use self::pass::{Pass, RUN};
+use self::shard_exchange::NoExchange;
 use self::step_tensors::GroupTensors;
-use crate::{AxisSet, ParamAndGradBuffer, ShardUnit};
+use crate::{AxisSet, ParamAndGradBuffer};
 
 /// The inputs of a step besides the gradients.
 #[derive(Debug, Clone, Copy)]
@@ -91,9 +93,9 @@ impl Optimizer {
     ///
     /// # Errors
     ///
-    /// Errors, without any change, if all parameters are frozen, and as [`Optimizer::check_finite`] and
-    /// [`Optimizer::step_with`] do. Errors for a rule with sums over ranks if parameters are sharded: see
-    /// [`Optimizer::step_with`].
+    /// Errors, without any change, if all parameters are frozen, as [`Optimizer::check_finite`] does, if a graph that was
+    /// not consumed still holds a weight, and in the first step as [`ParamAndGradBuffer::check_owned`]. Errors for a rule
+    /// with sums over ranks if parameters are sharded over them: `DataParallel::update` adds them up.
     pub fn step(&mut self, buffers: &ParamAndGradBuffer, step: &StepConfig) -> Result<()> {
         let Some(param) = buffers.params().next() else {
             buffers.check_owned()?;
@@ -103,10 +105,7 @@ impl Optimizer {
         };
         self.check_finite(buffers, step)?;
         let step = DeviceStepParams::new(param.leaf().device(), &self.numbers(step))?;
-        self.step_with(buffers, &step, &mut |_, _| {
-            let message = "parameters are cut between ranks, whose sums have to be added up";
-            Err(Error::config("optimizer", message))
-        })
+        self.step_with(buffers, &step, &NoExchange)
     }
 
     /// Errors if the next step would make weights of this rank infinite or NaN. The cause is the learning rate, the
@@ -147,18 +146,18 @@ impl Optimizer {
     /// Like [`Optimizer::step`], with the next step's [parameters](Optimizer::numbers) in device memory, on a rank
     /// that may hold shards of parameters.
     ///
-    /// `sum` all-reduces the rules' partial sums over the ranks that hold the other shards. All of these ranks make
-    /// the same calls, with the same number of elements in the same order. It is not called if nothing is sharded.
+    /// `exchange` communicates with the ranks that hold the other shards.
     ///
     /// # Errors
     ///
     /// Errors, without any change, if a graph that was not consumed still holds a weight, as
     /// [`ParamAndGradBuffer::settle_unused`], and in the first step as [`ParamAndGradBuffer::check_owned`].
+    #[doc(hidden)] // for `parallel`
     pub fn step_with(
         &mut self,
         buffers: &ParamAndGradBuffer,
         step: &DeviceStepParams,
-        sum: &mut ReduceSums,
+        exchange: &dyn ShardExchange,
     ) -> Result<()> {
         if !std::mem::replace(&mut self.owned, true) {
             buffers.check_owned().inspect_err(|_| self.owned = false)?;
@@ -178,15 +177,13 @@ impl Optimizer {
             self.count_step(buffers); // the device found gradients that are not finite
             return Ok(());
         }
-        let sum = RefCell::new(sum);
-        let sum = &|what, tensor| (sum.borrow_mut())(what, tensor);
         let step = UpdateStep {
             params: step,
             values,
             weight_decay: None,
             block: None,
             prepared: &[],
-            sum,
+            exchange,
         };
         let prepared = self.prepare(buffers, &unused, &step)?;
         self.step = count;
@@ -245,7 +242,7 @@ impl Optimizer {
     fn groups_by_rule(&self) -> Vec<Vec<usize>> {
         let mut all: Vec<Vec<usize>> = Vec::new();
         for (index, group) in self.groups.iter().enumerate() {
-            if group.rule.shard_unit() == ShardUnit::Elements {
+            if !group.rule.updates_whole_tensors() {
                 continue;
             }
             match all.iter_mut().find(|known| self.groups[known[0]].config == group.config) {
@@ -256,12 +253,13 @@ impl Optimizer {
         all
     }
 
-    /// The size of each call of `sum` by [`Optimizer::step_with`] in a step.
-    pub fn part_sums(&self) -> Vec<PartSum> {
+    /// The size of each exchange with other ranks in a step.
+    #[doc(hidden)] // for `parallel`
+    pub fn shard_exchanges(&self) -> Vec<ExchangeSize> {
         let sums = |which: Vec<usize>| {
             let blocks = which.iter().flat_map(|&group| &self.groups[group].blocks);
             let first = &self.groups[which[0]];
-            first.rule.part_sums(&blocks.collect::<Vec<_>>(), first.accumulator)
+            first.rule.shard_exchanges(&blocks.collect::<Vec<_>>(), first.accumulator)
         };
         self.groups_by_rule().into_iter().flat_map(sums).collect()
     }
@@ -276,6 +274,12 @@ impl Optimizer {
             })?;
         }
         Ok(())
+    }
+
+    /// The name of the first update rule that is not [fused](UpdateRule::is_fused), of the run or of parameters by name:
+    /// the host reads the numbers of its steps.
+    pub fn unfused_rule(&self) -> Option<&'static str> {
+        self.groups.iter().find(|group| !group.rule.is_fused()).map(|group| group.rule.name())
     }
 
     /// Number of steps taken.

@@ -12,10 +12,9 @@
 //! ```
 //!
 //! X X^T is taken of the transpose if there are more rows than columns. Queries, keys and values are matrices of
-//! their own, and so are gate and up. If a matrix is sharded over ranks, each rank sums up the whole u, computes the
+//! their own, and so are gate and up. If a matrix is sharded over ranks, each rank gathers the whole u, computes the
 //! whole X and takes its own shard of it, so a layout does not change the result.
 
-use ferrotron_tensor::ops::concat::{concat, pad_narrow};
 use ferrotron_tensor::ops::matmul::matmul;
 use ferrotron_tensor::ops::sq_norm::add_sq_norm;
 use ferrotron_tensor::{DType, Error, Result, Tensor};
@@ -25,9 +24,8 @@ pub use ferrotron_tensor::ops::sgd::Nesterov;
 use super::block::Block;
 use super::check::{fractions, non_negative};
 use super::rule::{UpdateRule, UpdateStep};
+use super::shard_exchange::ExchangeSize;
 use super::state::StateSpec;
-use super::sums::{PartSum, ShardedSum};
-use crate::ShardUnit;
 
 /// Hyperparameters of Muon. Embeddings, the output head, norms and biases are updated by AdamW.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -151,17 +149,20 @@ impl UpdateRule for MuonConfig {
         }
     }
 
-    fn shard_unit(&self) -> ShardUnit {
-        ShardUnit::Parameters
+    fn updates_whole_tensors(&self) -> bool {
+        true
     }
 
     fn states(&self, _dims: &[usize]) -> Vec<StateSpec> {
         vec![StateSpec::per_element("momentum_buffer")]
     }
 
-    fn part_sums(&self, blocks: &[&Block], accumulator: DType) -> Vec<PartSum> {
-        let sharded = blocks.iter().filter(|block| block.is_part());
-        sharded.map(|block| PartSum { numel: block.numel(), dtype: accumulator }).collect()
+    fn shard_exchanges(&self, blocks: &[&Block], accumulator: DType) -> Vec<ExchangeSize> {
+        let gather = |block: &&Block| {
+            let gathered_dim = Some(block.global_dims()[block.cut_dim()?]);
+            Some(ExchangeSize { numel: block.numel(), dtype: accumulator, gathered_dim })
+        };
+        blocks.iter().filter_map(gather).collect()
     }
 
     fn update(
@@ -183,8 +184,7 @@ impl UpdateRule for MuonConfig {
             Nesterov::Off => momentum,
             Nesterov::On => momentum.mul_scalar(self.momentum)?.add(&new)?,
         };
-        let whole = gather(block, &direction.reshape(block.dims())?, step)?;
-        let own = shard(block, &self.orthogonalize(&whole)?)?.contiguous()?;
+        let own = self.orthogonalize_shard(block, &direction.reshape(block.dims())?, step)?;
         let factor = lr * self.scale.factor(rows, columns) * self.extra_scale;
         let update = own.reshape(&[weights.numel()])?.mul_scalar(factor)?;
         let keep = 1.0 - lr * step.weight_decay(self.weight_decay);
@@ -194,6 +194,19 @@ impl UpdateRule for MuonConfig {
 }
 
 impl MuonConfig {
+    /// This rank's shard of what becomes of a matrix, from its shard `own`.
+    fn orthogonalize_shard(
+        &self,
+        block: &Block,
+        own: &Tensor,
+        step: &UpdateStep,
+    ) -> Result<Tensor> {
+        let Some(dim) = block.cut_dim() else { return self.orthogonalize(own) };
+        let (whole, range) = step.all_gather(own, dim, block.global_dims()[dim])?;
+        let whole = self.orthogonalize(&whole)?;
+        whole.narrow(dim as isize, range.start, range.len())?.contiguous()
+    }
+
     /// Brings the singular values of a matrix near 1.
     fn orthogonalize(&self, matrix: &Tensor) -> Result<Tensor> {
         let (rows, columns) = (matrix.dims()[0], matrix.dims()[1]);
@@ -214,42 +227,6 @@ impl MuonConfig {
         }
         if is_tall { x.transpose(0, 1)?.contiguous() } else { Ok(x) }
     }
-}
-
-/// The whole matrix, of whose shards each rank holds `own`.
-fn gather(block: &Block, own: &Tensor, step: &UpdateStep) -> Result<Tensor> {
-    if !block.is_part() {
-        return Ok(own.clone());
-    }
-    let mut whole = own.clone();
-    for (dim, &full) in block.global_dims().iter().enumerate() {
-        let mut parts = Vec::new();
-        let mut local = 0;
-        for (start, len) in block.ranges(dim) {
-            let part = whole.narrow(dim as isize, local, len)?;
-            parts.push(pad_narrow(&part, dim as isize, start, full)?);
-            local += len;
-        }
-        let mut parts = parts.into_iter();
-        let first = parts.next().map_or_else(|| whole.narrow(dim as isize, 0, 0), Ok)?;
-        whole = parts.try_fold(first, |sum, part| sum.add(&part))?;
-    }
-    step.sum(ShardedSum::Shards, whole.contiguous()?)
-}
-
-/// This rank's shard of a whole matrix.
-fn shard(block: &Block, whole: &Tensor) -> Result<Tensor> {
-    let mut own = whole.clone();
-    for dim in 0..block.global_dims().len() {
-        let ranges = block.ranges(dim).into_iter();
-        let parts = ranges.map(|(start, len)| own.narrow(dim as isize, start, len));
-        let parts = parts.collect::<Result<Vec<_>>>()?;
-        own = match &parts[..] {
-            [part] => part.clone(),
-            parts => concat(&parts.iter().collect::<Vec<_>>(), dim as isize)?,
-        };
-    }
-    Ok(own)
 }
 
 #[cfg(test)]

@@ -3,12 +3,11 @@
 use ferrotron_tensor::ops::round::round;
 use ferrotron_tensor::ops::step::{DeviceStepParams, StepParams};
 use ferrotron_tensor::{DType, Error, Result, Tensor};
+use std::ops::Range;
 
 use super::block::Block;
+use super::shard_exchange::{ExchangeSize, ShardExchange, ShardedSum};
 use super::state::StateSpec;
-use super::sums::{PartSum, ShardedSum};
-use crate::ShardUnit;
-
 /// A rule by which an [`Optimizer`](super::Optimizer) changes weights: the state that it keeps of each parameter, and
 /// one step.
 ///
@@ -55,11 +54,10 @@ pub trait UpdateRule: std::fmt::Debug + Send + Sync {
         Ok(())
     }
 
-    /// The unit in which ZeRO divides parameters. With [`ShardUnit::Elements`], the default, [`UpdateRule::update`]
-    /// gets any ranges of elements, and each state has one number per element. With [`ShardUnit::Parameters`] it gets
-    /// one [`Block`] at a time.
-    fn shard_unit(&self) -> ShardUnit {
-        ShardUnit::Elements
+    /// Returns whether [`UpdateRule::update`] gets one whole tensor at a time, a [`Block`]; ZeRO then gives each parameter
+    /// to one rank. If not, the default, it gets any ranges of elements, and each state has one number per element.
+    fn updates_whole_tensors(&self) -> bool {
+        false
     }
 
     /// The state that the rule keeps of a tensor of the global `dims`, in the order in which
@@ -81,7 +79,7 @@ pub trait UpdateRule: std::fmt::Debug + Send + Sync {
     }
 
     /// Computes numbers that need a whole step before the first update, for each block of `tensors`:
-    /// [`UpdateStep::prepared`]. Called once in a step for rules by [`ShardUnit::Parameters`].
+    /// [`UpdateStep::prepared`]. Called once in a step for rules of [whole tensors](UpdateRule::updates_whole_tensors).
     fn prepare(
         &self,
         tensors: &mut dyn StepTensors,
@@ -90,9 +88,10 @@ pub trait UpdateRule: std::fmt::Debug + Send + Sync {
         Ok((0..tensors.len()).map(|_| Vec::new()).collect())
     }
 
-    /// The sums over ranks of a step that updates these blocks, for the count of bytes that a rank sends. States and
-    /// updates have the dtype `accumulator`.
-    fn part_sums(&self, _blocks: &[&Block], _accumulator: DType) -> Vec<PartSum> {
+    /// The exchanges with other ranks in a step that updates these blocks, for the count of bytes that a rank sends.
+    /// States and updates have the dtype `accumulator`.
+    #[doc(hidden)]
+    fn shard_exchanges(&self, _blocks: &[&Block], _accumulator: DType) -> Vec<ExchangeSize> {
         Vec::new()
     }
 
@@ -159,7 +158,7 @@ pub struct UpdateStep<'a> {
     pub(super) weight_decay: Option<f64>,
     pub(super) block: Option<&'a Block>,
     pub(super) prepared: &'a [Tensor],
-    pub(super) sum: &'a dyn Fn(ShardedSum, Tensor) -> Result<Tensor>,
+    pub(super) exchange: &'a dyn ShardExchange,
 }
 
 impl<'a> UpdateStep<'a> {
@@ -209,9 +208,9 @@ impl<'a> UpdateStep<'a> {
 
     /// The tensor that is updated.
     ///
-    /// Errors for a rule by [`ShardUnit::Elements`].
+    /// Errors unless the rule updates [whole tensors](UpdateRule::updates_whole_tensors).
     pub fn block(&self) -> Result<&'a Block> {
-        let message = "only rules that shard by parameters see one tensor at a time";
+        let message = "only a rule that updates whole tensors sees one at a time";
         self.block.ok_or_else(|| Error::config("optimizer", message))
     }
 
@@ -220,10 +219,26 @@ impl<'a> UpdateStep<'a> {
         self.prepared
     }
 
+    /// Sums `tensor` over the ranks of tensor parallelism that hold the other shards of the block: squares, say. These
+    /// ranks make the same calls in the same order, for [parts](Block::is_part) of tensors only.
+    pub fn sum_over_shards(&self, tensor: Tensor) -> Result<Tensor> {
+        self.sum(ShardedSum::Squares, tensor)
+    }
+
     /// All-reduces `tensor` over the ranks that hold the other shards of the same parameters, which make the same
     /// calls in the same order.
-    pub fn sum(&self, what: ShardedSum, tensor: Tensor) -> Result<Tensor> {
-        (self.sum)(what, tensor)
+    pub(super) fn sum(&self, what: ShardedSum, tensor: Tensor) -> Result<Tensor> {
+        self.exchange.sum(what, tensor)
+    }
+
+    /// Gathers the shards of a tensor along `dim`, `len` long in all; returns the range of this rank's `own` too.
+    pub(super) fn all_gather(
+        &self,
+        own: &Tensor,
+        dim: usize,
+        len: usize,
+    ) -> Result<(Tensor, Range<usize>)> {
+        self.exchange.all_gather(own, dim, len)
     }
 }
 
@@ -235,8 +250,8 @@ impl<R: UpdateRule + ?Sized> UpdateRule for &R {
     fn validate(&self) -> Result<()> {
         (**self).validate()
     }
-    fn shard_unit(&self) -> ShardUnit {
-        (**self).shard_unit()
+    fn updates_whole_tensors(&self) -> bool {
+        (**self).updates_whole_tensors()
     }
     fn states(&self, dims: &[usize]) -> Vec<StateSpec> {
         (**self).states(dims)
@@ -254,8 +269,8 @@ impl<R: UpdateRule + ?Sized> UpdateRule for &R {
     ) -> Result<Vec<Vec<Tensor>>> {
         (**self).prepare(tensors, step)
     }
-    fn part_sums(&self, blocks: &[&Block], accumulator: DType) -> Vec<PartSum> {
-        (**self).part_sums(blocks, accumulator)
+    fn shard_exchanges(&self, blocks: &[&Block], accumulator: DType) -> Vec<ExchangeSize> {
+        (**self).shard_exchanges(blocks, accumulator)
     }
     fn update(
         &self,

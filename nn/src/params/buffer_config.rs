@@ -1,5 +1,7 @@
 //! Layout of parameters in flat buffers: bucket size, sharding, and dtype of gradients.
 
+use crate::OptimizerConfig;
+
 /// Configuration of the layout of parameters.
 ///
 /// ```
@@ -24,8 +26,8 @@ pub struct BufferConfig {
     pub bucket_numel: usize,
     /// The state that is sharded over the ranks.
     pub sharding: Sharding,
-    /// The granularity of shards.
-    pub shard_unit: ShardUnit,
+    /// The optimizer that updates the parameters: one that needs whole tensors gets whole parameters as shards.
+    pub optimizer: OptimizerConfig,
     /// This rank's index among the sharding ranks, and their number.
     pub shard: (usize, usize),
     /// The dtype in which gradients of 16-bit weights are accumulated and reduced.
@@ -35,12 +37,12 @@ pub struct BufferConfig {
 }
 
 impl Default for BufferConfig {
-    /// No sharding, and as few buckets as possible.
+    /// No sharding, as few buckets as possible, and an optimizer that updates elements.
     fn default() -> BufferConfig {
         BufferConfig {
             bucket_numel: usize::MAX,
             sharding: Sharding::None,
-            shard_unit: ShardUnit::Elements,
+            optimizer: OptimizerConfig::ADAMW,
             shard: (0, 1),
             gradients: GradDType::Accumulator,
             unused: Unused::Refuse,
@@ -102,20 +104,6 @@ impl Sharding {
     /// The stages, in order.
     pub const ALL: [Sharding; 4] =
         [Sharding::None, Sharding::Optimizer, Sharding::Gradients, Sharding::Weights];
-}
-
-/// The granularity at which a bucket is sharded.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum ShardUnit {
-    /// Elements: equal ranges of each bucket, which may split parameters.
-    #[default]
-    Elements,
-    /// Parameters, for optimizers that need whole tensors. All parameters with equal sharding and decay are divided
-    /// into equal ranges of elements; a parameter belongs to the rank whose range contains its midpoint.
-    Parameters,
-    /// Hidden matrices by [`ShardUnit::Parameters`], and all else by [`ShardUnit::Elements`]: see
-    /// [`Param::is_hidden_matrix`](crate::Param::is_hidden_matrix).
-    HiddenMatrices,
 }
 
 /// The dtype in which gradients of 16-bit weights are accumulated and reduced. Other weights use their own dtype.

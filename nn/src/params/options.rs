@@ -1,14 +1,18 @@
-//! Options of parameters by name: learning rate, weight decay and update rule.
+//! Options of parameters by name: dtype, learning rate, weight decay and update rule.
 
-use ferrotron_tensor::{Error, Result};
+use ferrotron_tensor::{DType, Error, Result};
 use std::fmt;
 use std::sync::Arc;
 
 use crate::OptimizerConfig;
 
-/// Options of the updates of a parameter, in place of those of the run: see [`Scope::with_options`](crate::Scope::with_options).
+/// Options of a parameter, in place of those of the run: see [`Scope::with_options`](crate::Scope::with_options).
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ParamOptions {
+    /// The dtype of weight and gradient: f32 in a model of 16 bits, whose other weights have the dtype of the scope.
+    /// Norms compute with the f32 weights; other layers cast them to the activations' dtype. The parameter needs no
+    /// master weights.
+    pub dtype: Option<DType>,
     /// Factor of the learning rate; 0 keeps the value.
     pub lr_multiplier: f64,
     /// Weight decay, also of a bias or norm; `None` leaves it to the optimizer and
@@ -21,7 +25,7 @@ pub struct ParamOptions {
 impl Default for ParamOptions {
     /// The options of the run.
     fn default() -> ParamOptions {
-        ParamOptions { lr_multiplier: 1.0, weight_decay: None, optimizer: None }
+        ParamOptions { dtype: None, lr_multiplier: 1.0, weight_decay: None, optimizer: None }
     }
 }
 

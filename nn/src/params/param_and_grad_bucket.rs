@@ -8,11 +8,10 @@ use ferrotron_tensor::{Category, Error, FlatBuffer, Result, ShardSpec, Tensor, p
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
-use crate::{
-    AxisSet, BufferConfig, GradDType, Param, ParamOptions, ShardUnit, Sharding, Unused, WeightDecay,
-};
+use crate::optimizer::ShardUnit;
+use crate::{AxisSet, BufferConfig, GradDType, Param, ParamOptions, Sharding, Unused, WeightDecay};
 
-/// Parameters with equal sharding and decay, in one weight and one gradient buffer. They share gradient reductions,
+/// Parameters with equal dtype, sharding and decay, in one weight and one gradient buffer. They share gradient reductions,
 /// norms and optimizer passes.
 pub struct ParamAndGradBucket {
     /// Whether weight decay applies.
@@ -24,7 +23,7 @@ pub struct ParamAndGradBucket {
     /// The options of their updates.
     pub options: ParamOptions,
     /// The unit in which they are sharded: elements or parameters.
-    pub shard_unit: ShardUnit,
+    pub(crate) shard_unit: ShardUnit,
     /// The parameters, in the order of the flat buffers.
     pub params: Vec<Param>,
     /// Their values; empty between uses if weights are sharded.
@@ -33,7 +32,7 @@ pub struct ParamAndGradBucket {
     pub gradients: SharedFlatBuffer,
     /// The elements of the flat buffers that this rank updates.
     pub owned: Range<usize>,
-    /// The rank that updates each parameter, ascending, if shards consist of [`ShardUnit::Parameters`]; else empty.
+    /// The rank that updates each parameter, ascending, if shards consist of whole parameters; else empty.
     pub owners: Vec<usize>,
     /// The owned weights, if weights are sharded.
     pub weight_shard: Option<SharedFlatBuffer>,
@@ -137,6 +136,16 @@ impl ParamAndGradBucket {
     /// The weight decay of these parameters, if it is not the rule's.
     pub(crate) fn weight_decay(&self) -> Option<f64> {
         self.options.weight_decay.or((self.decay == WeightDecay::Off).then_some(0.0))
+    }
+
+    /// Returns whether the parameters of both have equal dtype, sharding and options.
+    pub fn is_like(&self, other: &ParamAndGradBucket) -> bool {
+        let facts = |bucket: &ParamAndGradBucket| {
+            let dtype = bucket.params[0].leaf().dtype();
+            let axes = (bucket.replicated, bucket.grad_partial);
+            (dtype, bucket.decay, axes, bucket.options, bucket.shard_unit)
+        };
+        facts(self) == facts(other)
     }
 
     /// Number of elements.
@@ -332,8 +341,8 @@ impl ParamAndGradBucket {
 
 /// The unit in which the optimizer of a parameter shards it: elements or parameters.
 pub(crate) fn shard_unit(param: &Param, config: &BufferConfig) -> ShardUnit {
-    let own = param.options().optimizer.map(|optimizer| optimizer.shard_unit());
-    match own.unwrap_or(config.shard_unit) {
+    let own = param.options().optimizer.unwrap_or(config.optimizer).shard_unit();
+    match own {
         ShardUnit::HiddenMatrices if param.is_hidden_matrix() => ShardUnit::Parameters,
         ShardUnit::HiddenMatrices => ShardUnit::Elements,
         unit => unit,

@@ -6,11 +6,11 @@ use ferrotron_tensor::{DType, Error, Result, Tensor};
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
+use crate::optimizer::ShardUnit;
 use crate::params::param_and_grad_bucket::{shard_unit, unused_error};
 use crate::params::registry::{Entry, roots};
 use crate::{
-    AxisSet, BufferConfig, Param, ParamAndGradBucket, ParamOptions, ShardUnit, Sharding,
-    WeightDecay,
+    AxisSet, BufferConfig, Param, ParamAndGradBucket, ParamOptions, Sharding, WeightDecay,
 };
 
 /// All parameters of a model, in groups.
@@ -47,7 +47,8 @@ impl ParamAndGradBuffer {
     /// Moves the values of `params` into flat buffers; lazy values are initialised there. Frozen parameters stay where
     /// they are.
     ///
-    /// Errors if there is no parameter, two have the same name, or their dtypes differ.
+    /// Errors if there is no parameter, if two have the same name, were made in scopes of different dtypes, or have an
+    /// option of [`ParamOptions::dtype`] that is not the accumulator dtype of their scope's.
     pub fn new(params: &[Param]) -> Result<ParamAndGradBuffer> {
         Self::with_config(params, &BufferConfig::default())
     }
@@ -66,12 +67,7 @@ impl ParamAndGradBuffer {
                     format!("two parameters are named '{}'", param.name()),
                 ));
             }
-            if param.leaf().dtype() != params[0].leaf().dtype() {
-                return Err(Error::config(
-                    "parameters",
-                    format!("'{}' has another dtype than '{}'", param.name(), params[0].name()),
-                ));
-            }
+            check_dtype(param, &params[0])?;
         }
         let (params, frozen): (Vec<Param>, Vec<Param>) =
             params.iter().cloned().partition(Param::is_trainable);
@@ -212,12 +208,34 @@ fn buckets(params: &[Param], config: &BufferConfig) -> Vec<Vec<Param>> {
     buckets.into_iter().map(|(_, bucket)| bucket).collect()
 }
 
+/// Errors unless a parameter has the dtype of activations or its accumulator dtype, and activations the same dtype as at
+/// `first`.
+fn check_dtype(param: &Param, first: &Param) -> Result<()> {
+    let (own, compute) = (param.leaf().dtype(), param.compute_dtype());
+    let message = if compute != first.compute_dtype() {
+        format!("'{}' has another dtype than '{}'", param.name(), first.name())
+    } else if own != compute && own != compute.accumulator() {
+        let accumulator = match compute.accumulator() {
+            wide if wide == compute => String::new(),
+            wide => format!(" or {wide}"),
+        };
+        format!(
+            "'{}' cannot be {own} in a model of {compute}: its dtype is {compute}{accumulator}",
+            param.name()
+        )
+    } else {
+        return Ok(());
+    };
+    Err(Error::config("parameters", message))
+}
+
 /// The properties that all parameters of a group share.
-type Facts = (WeightDecay, AxisSet, AxisSet, ParamOptions, ShardUnit);
+type Facts = (DType, WeightDecay, AxisSet, AxisSet, ParamOptions, ShardUnit);
 
 fn facts(param: &Param, config: &BufferConfig) -> Facts {
     let unit = shard_unit(param, config);
-    (param.decay(), param.replicated(), param.grad_partial(), *param.options(), unit)
+    let dtype = param.leaf().dtype();
+    (dtype, param.decay(), param.replicated(), param.grad_partial(), *param.options(), unit)
 }
 
 /// The rank that owns each whole parameter, by name. All parameters with equal properties are divided into `ranks`

@@ -2,8 +2,8 @@
 
 use ferrotron_nn::{
     Activation, AdafactorConfig, Attention, AttentionConfig, Bias, BufferConfig, Init, MASTER, Mlp,
-    MlpConfig, Module, Optimizer, OptimizerConfig, Param, ParamAndGradBuffer, Scope, ShardUnit,
-    Sharding, StepConfig, StepSize, WeightDecay,
+    MlpConfig, Module, Optimizer, OptimizerConfig, Param, ParamAndGradBuffer, Scope, Sharding,
+    StepConfig, StepSize, WeightDecay,
 };
 use ferrotron_tensor::{Category, DType, Device, ErrorKind, Result, ShardSpec};
 
@@ -271,7 +271,7 @@ fn what_it_cannot_see_whole_is_refused() -> Result<()> {
     let buffers = ParamAndGradBuffer::with_config(&params, &sharded)?;
     let error = Optimizer::new(config, &buffers).err().expect("a refusal").to_string();
     assert!(error.contains("adafactor: has to see the whole of '"), "{error}");
-    let whole = BufferConfig { shard_unit: ShardUnit::Parameters, ..sharded };
+    let whole = BufferConfig { optimizer: config, ..sharded };
     Optimizer::new(config, &ParamAndGradBuffer::with_config(&params, &whole)?)?;
 
     let rows = ShardSpec::new(&[6, 4], &[&[(0, 3)], &[(0, 4)]])?;

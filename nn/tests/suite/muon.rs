@@ -54,7 +54,7 @@ fn muon_equals_a_loop_and_leaves_tables_and_vectors_to_adamw() -> Result<()> {
         let device = Device::cpu(2)?;
         let params = params(&Scope::new(&device, DType::F64, 1))?;
         let choice = OptimizerConfig::Muon(config);
-        let layout = BufferConfig { shard_unit: choice.shard_unit(), ..BufferConfig::default() };
+        let layout = BufferConfig { optimizer: choice, ..BufferConfig::default() };
         let mut want = values(&params)?;
         let buffers = ParamAndGradBuffer::with_config(&params, &layout)?;
         let mut optimizer = Optimizer::new(choice, &buffers)?;
@@ -147,6 +147,6 @@ fn muon_refuses_buffers_that_cut_matrices() -> Result<()> {
     let muon = OptimizerConfig::Muon(MuonConfig::default());
     let error = Optimizer::new(muon, &buffers).err().expect("a refusal").to_string();
     assert!(error.contains("Muon has to see the whole of '"), "{error}");
-    assert!(error.contains("shard_unit: optimizer.shard_unit()"), "{error}");
+    assert!(error.contains("name it as the `optimizer` of BufferConfig"), "{error}");
     Ok(())
 }

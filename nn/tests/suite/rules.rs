@@ -2,12 +2,13 @@
 
 use ferrotron_nn::{
     BufferConfig, EMA, Init, Optimizer, OptimizerConfig, Param, ParamAndGradBuffer, ParamOptions,
-    Rounding, Scope, ShardUnit, Sharding, StateShape, StateSpec, StepConfig, UpdateConfig,
-    UpdateRule, UpdateStep, WeightDecay, WeightUpdate,
+    Rounding, Scope, Sharding, StateShape, StateSpec, StepConfig, UpdateConfig, UpdateRule,
+    UpdateStep, WeightDecay, WeightUpdate,
 };
 use ferrotron_tensor::{DType, Device, Result, Tensor};
 
 use crate::gradients::{give_gradients, values};
+use crate::heavy_ball::HeavyBall;
 
 pub const LR: f64 = 0.05;
 pub const SCALE: f64 = 0.5;
@@ -43,31 +44,6 @@ pub fn params(scope: &Scope) -> Result<Vec<Param>> {
     ])
 }
 
-/// SGD with momentum, by operations on tensors.
-#[derive(Debug)]
-pub struct Momentum;
-
-impl UpdateRule for Momentum {
-    fn name(&self) -> &'static str {
-        "momentum"
-    }
-    fn states(&self, _dims: &[usize]) -> Vec<StateSpec> {
-        vec![StateSpec::per_element("momentum")]
-    }
-    fn update(
-        &self,
-        weights: &mut Tensor,
-        gradient: &Tensor,
-        states: &mut [&mut Tensor],
-        step: &UpdateStep,
-    ) -> Result<()> {
-        let decayed = gradient.add(&weights.mul_scalar(step.weight_decay(0.1))?)?;
-        let momentum = states[0].mul_scalar(0.9)?.add(&decayed)?;
-        states[0].copy_from(&momentum)?;
-        weights.copy_from(&weights.sub(&momentum.mul_scalar(step.lr()?)?)?)
-    }
-}
-
 /// A user's SGD equals the kernel's: for 16-bit weights too, with and without a master copy, and with stochastic
 /// rounding.
 #[test]
@@ -90,7 +66,8 @@ fn a_rule_of_a_users_is_a_rule() -> Result<()> {
             train(&buffers, &mut optimizer, &params, 5)?;
             values(&params)
         };
-        let (got, want) = (run(OptimizerConfig::custom(&Momentum))?, run(sgd)?);
+        let (got, want) =
+            (run(OptimizerConfig::custom(&HeavyBall { weight_decay: 0.1 }))?, run(sgd)?);
         for (got, want) in got.iter().flatten().zip(want.iter().flatten()) {
             // One rounding may fall on the other side.
             let allowed = 4.0 * dtype.epsilon() * want.abs().max(1.0);
@@ -102,13 +79,13 @@ fn a_rule_of_a_users_is_a_rule() -> Result<()> {
 
 /// A rule that declares what it cannot have.
 #[derive(Debug)]
-struct Declares(&'static str, StateShape, ShardUnit);
+struct Declares(&'static str, StateShape, bool);
 
 impl UpdateRule for Declares {
     fn name(&self) -> &'static str {
         "declares"
     }
-    fn shard_unit(&self) -> ShardUnit {
+    fn updates_whole_tensors(&self) -> bool {
         self.2
     }
     fn states(&self, _dims: &[usize]) -> Vec<StateSpec> {
@@ -133,13 +110,13 @@ fn states_that_do_not_fit_are_refused_by_name() -> Result<()> {
         let rule = OptimizerConfig::custom(rule);
         Optimizer::new(rule, &buffers).err().expect("a refusal").to_string()
     };
-    let error = refusal(&Declares("rows", StateShape::PerRow, ShardUnit::Elements));
+    let error = refusal(&Declares("rows", StateShape::PerRow, false));
     assert!(error.contains("the state 'rows' has fewer numbers than elements"), "{error}");
-    let error = refusal(&Declares("master", StateShape::PerElement, ShardUnit::Elements));
+    let error = refusal(&Declares("master", StateShape::PerElement, false));
     assert!(error.contains("the name of the state 'master' is taken"), "{error}");
-    let error = refusal(&Declares("a.b", StateShape::PerElement, ShardUnit::Elements));
+    let error = refusal(&Declares("a.b", StateShape::PerElement, false));
     assert!(error.contains("a state cannot be named 'a.b'"), "{error}");
-    let error = refusal(&Declares("rows", StateShape::PerRow, ShardUnit::Parameters));
+    let error = refusal(&Declares("rows", StateShape::PerRow, true));
     assert!(error.contains("'bias' of [4] has no rows and columns"), "{error}");
     Ok(())
 }

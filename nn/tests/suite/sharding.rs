@@ -2,13 +2,24 @@
 
 use ferrotron_autograd::{Accum, lock};
 use ferrotron_nn::{
-    BufferConfig, Init, Optimizer, OptimizerConfig, Param, ParamAndGradBuffer, Scope, ShardUnit,
-    Sharding, WeightDecay,
+    AdafactorConfig, BufferConfig, Init, Optimizer, OptimizerConfig, Param, ParamAndGradBuffer,
+    Scope, Sharding, StepSize, WeightDecay,
 };
 use ferrotron_tensor::{DType, Device, Result, ShardSpec, Tensor};
 use std::collections::BTreeMap;
 
 const SGD: OptimizerConfig = OptimizerConfig::Sgd { momentum: 0.9, weight_decay: 0.0 };
+
+/// An optimizer for which parameters are not cut.
+const WHOLE: OptimizerConfig = OptimizerConfig::Adafactor(AdafactorConfig {
+    step_size: StepSize::Scheduled,
+    beta1: 0.0,
+    decay_rate: 0.8,
+    eps1: 1e-30,
+    eps2: 1e-3,
+    clip_threshold: 1.0,
+    weight_decay: 0.0,
+});
 
 /// Parameters of odd sizes in two decay groups; one is a shard of rows of a larger tensor.
 fn params() -> Result<Vec<Param>> {
@@ -30,16 +41,16 @@ fn buffers(config: &BufferConfig) -> Result<ParamAndGradBuffer> {
 
 /// Every sharding of 1 to 5 ranks, into elements and into parameters, and every size of buckets.
 fn configs() -> impl Iterator<Item = (usize, impl Fn(usize) -> BufferConfig)> {
-    let units = [ShardUnit::Elements, ShardUnit::Parameters];
+    let units = [SGD, WHOLE];
     let kinds =
         move || Sharding::ALL.into_iter().flat_map(move |kind| units.map(|unit| (kind, unit)));
     (1..=5).flat_map(move |ranks| {
-        kinds().flat_map(move |(sharding, shard_unit)| {
+        kinds().flat_map(move |(sharding, optimizer)| {
             [1, 13, 30, usize::MAX].map(|bucket_numel| {
                 let config = move |rank| BufferConfig {
                     bucket_numel,
                     sharding,
-                    shard_unit,
+                    optimizer,
                     shard: (rank, ranks),
                     ..BufferConfig::default()
                 };
@@ -116,7 +127,7 @@ fn parameters_are_owned_whole() -> Result<()> {
             let config = BufferConfig {
                 bucket_numel,
                 sharding: Sharding::Optimizer,
-                shard_unit: ShardUnit::Parameters,
+                optimizer: WHOLE,
                 shard: (rank, want.len()),
                 ..BufferConfig::default()
             };

@@ -9,7 +9,7 @@ use ferrotron_tensor::{DType, Device, MemoryKind, Result, Tensor};
 use std::collections::BTreeMap;
 
 use crate::gradients::values;
-use crate::rules::Momentum;
+use crate::heavy_ball::HeavyBall;
 
 const STEP: StepConfig = StepConfig { lr: 0.1, grad_scale: 0.5 };
 
@@ -34,7 +34,7 @@ fn optimizers() -> [OptimizerConfig; 8] {
         OptimizerConfig::NesterovSgd { momentum: 0.9, weight_decay: 0.1 },
         OptimizerConfig::Lion { beta1: 0.9, beta2: 0.99, weight_decay: 0.1 },
         OptimizerConfig::Muon(MuonConfig::default()),
-        OptimizerConfig::custom(&Momentum),
+        OptimizerConfig::custom(&HeavyBall { weight_decay: 0.1 }),
     ]
 }
 

@@ -1,6 +1,6 @@
 //! Configuration of gradient reductions, and the rejected combinations.
 
-use ferrotron_nn::{Axis, GradDType, ShardUnit, Sharding, Unused};
+use ferrotron_nn::{Axis, GradDType, OptimizerConfig, Sharding, Unused};
 
 use crate::mesh::ParallelDims;
 
@@ -9,8 +9,8 @@ use crate::mesh::ParallelDims;
 pub struct DataParallelConfig {
     /// The state that is sharded over the ranks.
     pub sharding: Sharding,
-    /// The granularity of shards: the optimizer's [`shard_unit`](ferrotron_nn::OptimizerConfig::shard_unit).
-    pub shard_unit: ShardUnit,
+    /// The optimizer that updates the parameters: one that needs whole tensors gets whole parameters as shards.
+    pub optimizer: OptimizerConfig,
     /// Elements at which a bucket is closed; `None` puts all compatible parameters into one bucket.
     pub bucket_numel: Option<usize>,
     /// Steps between synchronizations. 1 reduces gradients in every step. With more, each rank along the data axis
@@ -27,11 +27,11 @@ pub struct DataParallelConfig {
 }
 
 impl Default for DataParallelConfig {
-    /// No sharding, one bucket, and a reduction in f32 in every step.
+    /// No sharding, one bucket, a reduction in f32 in every step, and an optimizer that updates elements.
     fn default() -> DataParallelConfig {
         DataParallelConfig {
             sharding: Sharding::None,
-            shard_unit: ShardUnit::Elements,
+            optimizer: OptimizerConfig::ADAMW,
             bucket_numel: None,
             synchronize_every: 1,
             gradients: GradDType::Accumulator,

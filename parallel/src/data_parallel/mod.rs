@@ -25,6 +25,7 @@ mod config;
 mod facts;
 mod reductions;
 mod replicas;
+mod shard_exchange;
 mod sharded_weights;
 mod stages;
 mod traffic;
@@ -159,7 +160,7 @@ impl DataParallel {
         let layout = BufferConfig {
             bucket_numel: config.bucket_numel.unwrap_or(usize::MAX),
             sharding: config.sharding,
-            shard_unit: config.shard_unit,
+            optimizer: config.optimizer,
             shard: (mesh.dp_cp().rank(), mesh.dp_cp().size()),
             gradients: config.gradients,
             unused: config.unused,

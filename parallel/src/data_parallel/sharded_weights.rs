@@ -74,13 +74,9 @@ impl PrefetchWindow {
 
 /// The buckets of each line, in order.
 pub(super) fn lines(groups: &[ParamAndGradBucket]) -> Vec<Vec<usize>> {
-    let facts = |bucket: usize| {
-        let group: &ParamAndGradBucket = &groups[bucket];
-        (group.decay, group.replicated, group.grad_partial, group.options, group.shard_unit)
-    };
     let mut lines: Vec<Vec<usize>> = Vec::new();
     for bucket in 0..groups.len() {
-        match lines.iter_mut().find(|line| facts(line[0]) == facts(bucket)) {
+        match lines.iter_mut().find(|line| groups[line[0]].is_like(&groups[bucket])) {
             Some(line) => line.push(bucket),
             None => lines.push(vec![bucket]),
         }

@@ -1,7 +1,8 @@
 //! Computes the communication volume of a step in advance.
 
 use ferrotron_autograd::lock;
-use ferrotron_nn::{Axis, Optimizer, ParamAndGradBucket, PartSum, Sharding};
+use ferrotron_nn::shard_exchange::ExchangeSize;
+use ferrotron_nn::{Axis, Optimizer, ParamAndGradBucket, Sharding};
 use ferrotron_tensor::DType;
 
 use super::DataParallel;
@@ -75,14 +76,19 @@ impl DataParallel {
         ExpectedTraffic { batch: in_batch as u64, holders: to_holders as u64 }
     }
 
-    /// The bytes that this rank sends in each step for the partial sums that `optimizer` reduces along the tensor
-    /// axis: [`Optimizer::part_sums`].
-    pub fn expected_part_sums(&self, optimizer: &Optimizer) -> u64 {
+    /// The bytes that this rank sends in each step for sums over shards and gathered shards, which `optimizer` needs along
+    /// the tensor axis.
+    pub fn expected_shard_exchanges(&self, optimizer: &Optimizer) -> u64 {
         let ranks = self.shared.mesh.axis(Axis::Tensor);
-        let sent = |sum: PartSum| {
-            sum.dtype.size() * (scatter(ranks, sum.numel) + gather(ranks, sum.numel))
+        let sent = |exchange: ExchangeSize| {
+            let ExchangeSize { numel, dtype, gathered_dim } = exchange;
+            dtype.size()
+                * match gathered_dim {
+                    None => scatter(ranks, numel) + gather(ranks, numel),
+                    Some(len) => gather(ranks, len) * numel.checked_div(len).unwrap_or(0),
+                }
         };
-        optimizer.part_sums().into_iter().map(sent).sum::<usize>() as u64
+        optimizer.shard_exchanges().into_iter().map(sent).sum::<usize>() as u64
     }
 
     /// Number of gathers of each bucket in a step with sharded weights.

@@ -1,11 +1,12 @@
 //! Updates weights on all ranks, or on none: a rank that must refuse the step tells the others before any of them
 //! updates.
 
-use ferrotron_nn::{Axis, Optimizer, ParamAndGradBucket, ShardedSum, Sharding, StepConfig};
+use ferrotron_nn::{Axis, Optimizer, ParamAndGradBucket, Sharding, StepConfig};
 use ferrotron_tensor::ops::step::DeviceStepParams;
 use ferrotron_tensor::{Device, Error, Result, Tensor};
 
 use super::DataParallel;
+use super::shard_exchange::TensorAxis;
 use crate::collective::{Group, Reduction, Work};
 
 impl DataParallel {
@@ -61,13 +62,8 @@ impl DataParallel {
     pub fn update_with(&self, optimizer: &mut Optimizer, step: &DeviceStepParams) -> Result<()> {
         let shared = &self.shared;
         shared.reshard_weights()?;
-        let tensor = shared.mesh.axis(Axis::Tensor);
-        optimizer.step_with(&shared.buffers, step, &mut |what, parts| match what {
-            // Separate call sites: error messages and tests identify collectives by their line.
-            ShardedSum::Squares => tensor.all_reduce(parts, Reduction::Sum)?.wait(),
-            ShardedSum::Updates => tensor.all_reduce(parts, Reduction::Sum)?.wait(),
-            ShardedSum::Shards => tensor.all_reduce(parts, Reduction::Sum)?.wait(),
-        })?;
+        let tensor = TensorAxis(shared.mesh.axis(Axis::Tensor));
+        optimizer.step_with(&shared.buffers, step, &tensor)?;
         match shared.sharding() {
             Sharding::None if shared.is_local() => {
                 match shared.steps_to_synchronization(optimizer.steps()) {

@@ -26,8 +26,10 @@ pub struct HeadParams<'a> {
 }
 
 impl HeadParams<'_> {
-    fn vars(&self) -> Result<(Var, Option<Var>)> {
-        Ok((self.weight.var()?, self.bias.map(Param::var).transpose()?))
+    /// Weight and bias for activations like `x`.
+    fn vars(&self, x: &Var) -> Result<(Var, Option<Var>)> {
+        let bias = self.bias.map(|bias| bias.var_as(x.dtype())).transpose()?;
+        Ok((self.weight.var_as(x.dtype())?, bias))
     }
 }
 
@@ -78,7 +80,7 @@ impl TensorParallel {
     ) -> Result<Loss> {
         let head = head.into();
         let shard = self.vocab_shard(head.weight);
-        let (weight, bias) = head.vars()?;
+        let (weight, bias) = head.vars(x)?;
         let head = HeadVars { weight: &weight, bias: bias.as_ref() };
         if self.group().size() == 1 {
             return x.linear_cross_entropy(head, targets, config, max_logits_bytes);
@@ -92,7 +94,7 @@ impl TensorParallel {
     pub fn logits<'a>(&self, x: &Var, head: impl Into<HeadParams<'a>>) -> Result<Var> {
         let head = head.into();
         let classes = head.weight.shard_spec().global_dims()[0];
-        let (weight, bias) = head.vars()?;
+        let (weight, bias) = head.vars(x)?;
         let part = self.linear(x, &weight, bias.as_ref(), TpStyle::Colwise)?; // (B, T, V/tp)
         gather_from_tp(&part, part.dims().len() - 1, classes, self.group())
     }

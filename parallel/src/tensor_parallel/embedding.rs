@@ -63,6 +63,7 @@ impl VocabParallelEmbedding {
     fn look_up(&self, ids: &Tensor) -> Result<Var> {
         let group = self.tp.group();
         let rows = self.weight.var()?.embedding_shard(ids, self.tp.vocab_shard(&self.weight))?;
+        let rows = rows.cast(self.weight.compute_dtype())?;
         match self.tp.sequence() {
             SequenceParallel::On => reduce_scatter_to_sp(&rows, SEQUENCE, group),
             SequenceParallel::Off => reduce_from_tp(&rows, group),

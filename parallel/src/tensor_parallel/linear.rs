@@ -245,8 +245,8 @@ impl ColumnParallelLinear {
 
     /// GELU of [`ColumnParallelLinear::forward`], tanh form, as one operation: see [`Var::linear_gelu`].
     pub fn forward_gelu(&self, x: &Var) -> Result<Var> {
-        let bias = self.bias.as_ref().map(Param::var).transpose()?;
-        self.tp.linear_gelu(x, &self.weight.var()?, bias.as_ref()).at(&self.path)
+        let bias = self.bias.as_ref().map(|bias| bias.var_as(x.dtype())).transpose()?;
+        self.tp.linear_gelu(x, &self.weight.var_as(x.dtype())?, bias.as_ref()).at(&self.path)
     }
 }
 
@@ -297,8 +297,8 @@ fn forward(
     bias: Option<&Param>,
     cut: TpStyle,
 ) -> Result<Var> {
-    let bias = bias.map(Param::var).transpose()?;
-    tp.linear(x, &weight.var()?, bias.as_ref(), cut)
+    let bias = bias.map(|bias| bias.var_as(x.dtype())).transpose()?;
+    tp.linear(x, &weight.var_as(x.dtype())?, bias.as_ref(), cut)
 }
 
 fn check_sizes(scope: &Scope, inputs: usize, outputs: usize) -> Result<()> {

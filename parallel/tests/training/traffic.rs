@@ -1,6 +1,6 @@
 //! Bytes that are sent, and when.
 
-use ferrotron_nn::{Axis, Bias, ShardUnit, Sharding};
+use ferrotron_nn::{AdafactorConfig, Axis, Bias, OptimizerConfig, Sharding};
 use ferrotron_parallel::data_parallel::{DataParallelConfig, ExpectedTraffic};
 use ferrotron_tensor::{Error, Result};
 use std::sync::Arc;
@@ -12,10 +12,11 @@ use crate::toy::{Recompute, Shape, Tied, Way};
 /// Bytes sent so far for gradients and weights; the scalar of the norm is an all-reduce.
 fn sent(rank: &Rank) -> ExpectedTraffic {
     let batch = rank.mesh.dp_cp().traffic();
-    let ops = match (rank.plan.config.sharding, rank.plan.config.shard_unit) {
+    let DataParallelConfig { sharding, optimizer, .. } = rank.plan.config;
+    let ops = match (sharding, optimizer.updates_whole_tensors()) {
         (Sharding::None, _) => vec!["all_reduce"],
-        (_, ShardUnit::Elements) => vec!["reduce_scatter", "all_gather"],
-        (_, _) => vec!["reduce", "broadcast"],
+        (_, false) => vec!["reduce_scatter", "all_gather"],
+        (_, true) => vec!["reduce", "broadcast"],
     };
     ExpectedTraffic {
         batch: ops.iter().map(|op| batch.calls_and_bytes(op).1).sum(),
@@ -45,13 +46,13 @@ fn bytes_are_those_of_the_formula() {
     for data in 1..=4 {
         for microbatches in [1, 3] {
             for bucket_numel in [Some(1), Some(30), None] {
-                let kinds =
-                    Sharding::ALL[..3].iter().map(|sharding| (sharding, ShardUnit::Elements));
-                let whole = Sharding::ALL[1..3].iter().map(|kind| (kind, ShardUnit::Parameters));
-                for (sharding, shard_unit) in kinds.chain(whole) {
+                let adafactor = OptimizerConfig::Adafactor(AdafactorConfig::default());
+                let kinds = Sharding::ALL[..3].iter().map(|kind| (kind, OptimizerConfig::ADAMW));
+                let whole = Sharding::ALL[1..3].iter().map(|kind| (kind, adafactor));
+                for (sharding, optimizer) in kinds.chain(whole) {
                     let config = DataParallelConfig {
                         sharding: *sharding,
-                        shard_unit,
+                        optimizer,
                         bucket_numel,
                         ..DataParallelConfig::default()
                     };

@@ -66,7 +66,7 @@ fn train(mesh: &Mesh, sharding: Sharding, optimizer: OptimizerConfig) -> Result<
     let config = DataParallelConfig {
         sharding,
         bucket_numel: Some(10),
-        shard_unit: optimizer.shard_unit(),
+        optimizer,
         unused: Unused::Skip,
         replica_check: ReplicaCheck::EveryStep,
         ..DataParallelConfig::default()

@@ -2,7 +2,7 @@
 
 use clap::Args;
 use ferrotron::models::trainer::PrecisionConfig;
-use ferrotron::nn::{GradDType, LossScale, Rounding, WeightUpdate};
+use ferrotron::nn::{GradDType, LossScale, ParamPatterns, Rounding, WeightUpdate};
 use ferrotron::{DType, Error, Result};
 
 #[derive(Debug, Clone, Args)]
@@ -32,6 +32,10 @@ pub struct PrecisionArgs {
     /// Round updated 16-bit weights up or down at random, right in the mean
     #[arg(long)]
     pub stochastic_rounding: bool,
+    /// Parameters or modules whose weights stay in f32 with --bf16 or --fp16, by name as for --freeze-parameters: '*norm*',
+    /// say
+    #[arg(long, value_name = "PATTERN", num_args = 1.., value_delimiter = ',')]
+    keep_in_fp32: Vec<String>,
 }
 
 impl PrecisionArgs {
@@ -42,6 +46,7 @@ impl PrecisionArgs {
             ("--grad-reduce-in-bf16", self.grad_reduce_in_bf16, dtype == DType::BF16, "--bf16"),
             ("--no-master-weights", self.no_master_weights, narrow, "--bf16 or --fp16"),
             ("--stochastic-rounding", self.stochastic_rounding, narrow, "--bf16 or --fp16"),
+            ("--keep-in-fp32", !self.keep_in_fp32.is_empty(), narrow, "--bf16 or --fp16"),
         ] {
             if given && !fits {
                 return Err(Error::config(name, format!("needs {needs}, got {dtype}")));
@@ -68,6 +73,14 @@ impl PrecisionArgs {
                 None => LossScale::NONE,
             },
         })
+    }
+
+    /// The parameters that stay in f32.
+    ///
+    /// Errors as [`ParamPatterns::new`].
+    pub fn keep_in_fp32(&self) -> Result<ParamPatterns> {
+        ParamPatterns::new(&self.keep_in_fp32)
+            .map_err(|error| Error::config("--keep-in-fp32", error.context()))
     }
 
     /// In which type gradients are summed.

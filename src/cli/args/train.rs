@@ -282,6 +282,7 @@ impl OptimizationArgs {
             seed: self.seed,
             optimizer: self.optimizer.config(self.weight_decay),
             frozen: self.frozen()?,
+            keep_in_fp32: ParamPatterns::default(),
             ema_decay: self.optimizer.ema_decay()?,
             schedule: self.learning_rate.schedule(
                 schedule_unit,

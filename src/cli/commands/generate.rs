@@ -133,8 +133,12 @@ pub fn read<M: Model>(checkpoint: &Checkpoint, device: &Device, dtype: Option<DT
     let dtype = dtype.unwrap_or(held);
     let config = M::config_from(checkpoint)?;
     let whole = ModelChunk::whole(M::num_blocks(&config));
-    let empty =
-        |dtype| M::new_chunk(&Scope::new(device, dtype, 0), &Mesh::single(), &config, &whole);
+    let kept = checkpoint.kept_in_fp32()?;
+    let empty = |dtype| {
+        let scope = Scope::new(device, dtype, 0);
+        let scope = if dtype == held { scope.with_accumulator_dtype(&kept) } else { scope };
+        M::new_chunk(&scope, &Mesh::single(), &config, &whole)
+    };
     // f32, bf16 and f16 are converted while they are read.
     let read_as = if (held == DType::F64) == (dtype == DType::F64) { dtype } else { held };
     let model = empty(read_as)?;

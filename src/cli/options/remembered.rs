@@ -83,7 +83,7 @@ fn meaningless_in(dtype: DType) -> &'static [&'static str] {
     match dtype {
         DType::BF16 => &["saved-activations-dtype"],
         DType::F16 => &["grad-reduce-in-bf16", "saved-activations-dtype"],
-        _ => &["grad-reduce-in-bf16", "no-master-weights", "stochastic-rounding"],
+        _ => &["grad-reduce-in-bf16", "no-master-weights", "stochastic-rounding", "keep-in-fp32"],
     }
 }
 

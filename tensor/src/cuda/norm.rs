@@ -1,6 +1,7 @@
 //! Launches LayerNorm and RMSNorm.
 
 use super::kernel;
+use crate::ops::cast::cast;
 use crate::ops::norm::kind::{GradSelection, Gradients, NormKind};
 use crate::{Result, Tensor};
 
@@ -20,9 +21,20 @@ pub(crate) fn forward<N: NormKind>(
     let mut y = Tensor::empty(device, x.dtype(), x.dims())?;
     let mut mean = Tensor::empty(device, acc, if N::CENTRED { outer } else { &[0] })?;
     let mut rstd = Tensor::empty(device, acc, outer)?;
-    let mut launch = kernel(device, "norm", x.dtype(), N::OP)?.input(x).input(weight);
+    let is_wide = |parameter: &Tensor| parameter.dtype() != x.dtype();
+    let (weight, bias) = match is_wide(weight) || bias.is_some_and(is_wide) {
+        true => (cast(weight, acc)?, bias.map(|bias| cast(bias, acc)).transpose()?),
+        false => (weight.clone(), bias.cloned()),
+    };
+    let name = match (N::CENTRED, is_wide(&weight)) {
+        (true, false) => "layer_norm",
+        (true, true) => "layer_norm_wide",
+        (false, false) => "rms_norm",
+        (false, true) => "rms_norm_wide",
+    };
+    let mut launch = kernel(device, "norm", x.dtype(), name)?.input(x).input(&weight);
     if N::CENTRED {
-        launch = launch.optional(bias).output(&mut y).output(&mut mean);
+        launch = launch.optional(bias.as_ref()).output(&mut y).output(&mut mean);
     } else {
         launch = launch.output(&mut y);
     }
@@ -59,7 +71,12 @@ fn backward_input<N: NormKind>(
 ) -> Result<Tensor> {
     let (rows, width) = (rstd.numel(), weight.numel());
     let mut dx = Tensor::empty(x.device(), x.dtype(), x.dims())?;
-    let name = if N::CENTRED { "layer_norm_backward_input" } else { "rms_norm_backward_input" };
+    let name = match (N::CENTRED, weight.dtype() != x.dtype()) {
+        (true, false) => "layer_norm_backward_input",
+        (true, true) => "layer_norm_wide_backward_input",
+        (false, false) => "rms_norm_backward_input",
+        (false, true) => "rms_norm_wide_backward_input",
+    };
     let launch = kernel(x.device(), "norm", x.dtype(), name)?.input(dy).input(x);
     let launch = if N::CENTRED { launch.optional(mean) } else { launch };
     launch

@@ -17,7 +17,7 @@ impl NormKind for Layer {
 
 /// Normalises the rows of x (..., C): returns y (..., C), and the mean and rstd (...) of each row in Acc.
 ///
-/// Errors if weight or bias is not (C) of x's dtype.
+/// Errors if weight or bias is not (C) of x's dtype or of Acc.
 ///
 /// ```
 /// use ferrotron_tensor::{DType, Device, Tensor, ops::layer_norm::layer_norm};

@@ -7,12 +7,14 @@
 //!   `dw = sum over rows of dy h`, `db = sum over rows of dy`.
 //!
 //! A gradient needs x, m, r and w. Sums over rows are computed in blocks, whose size depends on the shape only, and
-//! added in order. They do not depend on the number of threads.
+//! added in order. They do not depend on the number of threads. `w` and `b` have the dtype of x or Acc: the kernels read
+//! them in Acc.
 
 pub(crate) mod kind;
 
 pub(crate) use kind::{GradSelection, Gradients, NormKind};
 
+use super::cast::cast;
 use super::rows::{CHEAP, for_rows2};
 use crate::core::tensor::{check_device, check_pair};
 use crate::cuda;
@@ -38,7 +40,7 @@ pub(super) fn forward<N: NormKind>(
 ) -> Result<(Tensor, Tensor, Tensor)> {
     let (width, outer) = check_weight::<N>(N::OP, x, weight)?;
     if let Some(bias) = bias {
-        check_pair(N::OP, x, bias)?;
+        check_parameter(N::OP, x, bias)?;
         if bias.dims() != [width] {
             return Err(Error::shape(
                 N::OP,
@@ -58,13 +60,16 @@ pub(super) fn forward<N: NormKind>(
     }
     let mut y = Tensor::empty(device, x.dtype(), x.dims())?;
     dispatch_float!(N::OP, x.dtype(), T => {
-        let acc = <T as Element>::Acc::DTYPE;
+        type Acc = <T as Element>::Acc;
+        let acc = Acc::DTYPE;
+        let weight = cast(&weight, acc)?;
+        let bias = bias.map(|bias| cast(&bias, acc)).transpose()?;
         let mean_dims = if N::CENTRED { outer } else { &[0] };
         let mut mean = Tensor::empty(device, acc, mean_dims)?;
         let mut rstd = Tensor::empty(device, acc, outer)?;
         {
-            let (x, weight) = (x.as_slice::<T>()?, weight.as_slice::<T>()?);
-            let bias = bias.as_ref().map_or(Ok(&[][..]), |bias| bias.as_slice::<T>())?;
+            let (x, weight) = (x.as_slice::<T>()?, weight.as_slice::<Acc>()?);
+            let bias = bias.as_ref().map_or(Ok(&[][..]), |bias| bias.as_slice::<Acc>())?;
             let y = Disjoint::new(y.as_mut_slice::<T>()?);
             let mean = Disjoint::new(mean.as_mut_slice()?);
             let rstd = Disjoint::new(rstd.as_mut_slice()?);
@@ -88,8 +93,8 @@ pub(super) fn forward<N: NormKind>(
 vectorized! {
     fn forward_rows<T: Element, N: NormKind>(
         x: &[T],
-        weight: &[T],
-        bias: &[T],
+        weight: &[T::Acc],
+        bias: &[T::Acc],
         eps: T::Acc,
         y: &mut [T],
         mean: &mut [T::Acc],
@@ -110,11 +115,11 @@ vectorized! {
             *rstd = r;
             if bias.is_empty() {
                 for ((y, &x), &w) in y.iter_mut().zip(x).zip(weight) {
-                    *y = T::from_acc((x.acc() - m) * r * w.acc());
+                    *y = T::from_acc((x.acc() - m) * r * w);
                 }
             } else {
                 for (((y, &x), &w), &b) in y.iter_mut().zip(x).zip(weight).zip(bias) {
-                    *y = T::from_acc((x.acc() - m) * r * w.acc() + b.acc());
+                    *y = T::from_acc((x.acc() - m) * r * w + b);
                 }
             }
         }
@@ -157,6 +162,7 @@ pub(super) fn backward<N: NormKind>(
         if device.gpu().is_some() {
             return cuda::norm::backward::<N>(&dy, &x, (mean.as_ref(), &rstd), &weight, wanted);
         }
+        let weight = cast(&weight, Acc::DTYPE)?;
         let want_weights = wanted != GradSelection::Input;
         // At most 128 blocks, so partial sums stay small relative to the input.
         let block = rows.div_ceil(128).max(32);
@@ -165,7 +171,8 @@ pub(super) fn backward<N: NormKind>(
         let partial = if want_weights { 2 * width } else { 0 };
         let mut partials = Tensor::empty(device, Acc::DTYPE, &[blocks, partial])?;
         {
-            let (x, dy, weight) = (x.as_slice::<T>()?, dy.as_slice::<T>()?, weight.as_slice::<T>()?);
+            let (x, dy) = (x.as_slice::<T>()?, dy.as_slice::<T>()?);
+            let weight = weight.as_slice::<Acc>()?;
             let rstd = rstd.as_slice::<Acc>()?;
             let mean = mean.as_ref().map_or(Ok(&[][..]), |mean| mean.as_slice::<Acc>())?;
             let dx = Disjoint::new(dx.as_mut_slice::<T>()?);
@@ -206,7 +213,7 @@ vectorized! {
         x: &[T],
         mean: &[T::Acc],
         rstd: &[T::Acc],
-        weight: &[T],
+        weight: &[T::Acc],
         dx: &mut [T],
         sums: &mut [T::Acc],
     ) {
@@ -225,7 +232,7 @@ vectorized! {
             let dx = &mut dx[span];
             for (((dx, &dy), &x), &w) in dx.iter_mut().zip(dy).zip(x).zip(weight) {
                 let h = (x.acc() - m) * r;
-                *dx = T::from_acc(r * (dy.acc() * w.acc() - total - h * along));
+                *dx = T::from_acc(r * (dy.acc() * w - total - h * along));
             }
         }
         if dweight.is_empty() {
@@ -287,7 +294,7 @@ fn add_rows<T: Element, const R: usize>(
 fn row_means<T: Element>(
     dy: &[T],
     x: &[T],
-    weight: &[T],
+    weight: &[T::Acc],
     m: T::Acc,
     r: T::Acc,
 ) -> (T::Acc, T::Acc) {
@@ -297,7 +304,7 @@ fn row_means<T: Element>(
     let rest = dys.remainder().iter().zip(xs.remainder()).zip(ws.remainder());
     for ((dy, x), w) in dys.zip(xs).zip(ws) {
         for i in 0..LANES {
-            let g = dy[i].acc() * w[i].acc();
+            let g = dy[i].acc() * w[i];
             total[i] += g;
             along[i] += g * ((x[i].acc() - m) * r);
         }
@@ -309,8 +316,8 @@ fn row_means<T: Element>(
     // Separate lanes: arrays indexed by a variable are in memory, the others in registers.
     let mut total = [T::Acc::ZERO; LANES];
     let mut along = [T::Acc::ZERO; LANES];
-    for (i, ((dy, x), w)) in rest.enumerate() {
-        total[i] = dy.acc() * w.acc();
+    for (i, ((dy, x), &w)) in rest.enumerate() {
+        total[i] = dy.acc() * w;
         along[i] = total[i] * ((x.acc() - m) * r);
     }
     (sums.0 + fold(total), sums.1 + fold(along))
@@ -365,7 +372,7 @@ fn check_weight<'a, N: NormKind>(
     let Some((&width, outer)) = x.dims().split_last() else {
         return Err(Error::shape(op, "x is a scalar, needs at least one dim"));
     };
-    check_pair(op, x, weight)?;
+    check_parameter(op, x, weight)?;
     if weight.dims() != [width] {
         return Err(Error::shape(
             op,
@@ -373,4 +380,12 @@ fn check_weight<'a, N: NormKind>(
         ));
     }
     Ok((width, outer))
+}
+
+/// Errors unless a weight or bias is on the device of `x` and has its dtype or accumulator dtype.
+fn check_parameter(op: &'static str, x: &Tensor, parameter: &Tensor) -> Result<()> {
+    match parameter.dtype() == x.dtype().accumulator() {
+        true => check_device(op, x, parameter),
+        false => check_pair(op, x, parameter),
+    }
 }

@@ -17,7 +17,7 @@ impl NormKind for RootMeanSquare {
 
 /// Normalises the rows of x (..., C): returns y (..., C) and the rstd (...) of each row in Acc.
 ///
-/// Errors if weight is not (C) of x's dtype.
+/// Errors if weight is not (C) of x's dtype or of Acc.
 ///
 /// ```
 /// use ferrotron_tensor::{DType, Device, Tensor, ops::rms_norm::rms_norm};

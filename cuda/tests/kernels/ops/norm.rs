@@ -8,17 +8,27 @@ use crate::support::*;
 pub fn check(simulator: &Simulator) {
     for dtype in FLOATS {
         for (rows, width) in [(1, 1), (5, 7), (3, 33), (70, 64), (2, 1031), (3, 1024)] {
-            check_norm(simulator, dtype, rows, width, true);
-            check_norm(simulator, dtype, rows, width, false);
+            for centred in [true, false] {
+                check_norm(simulator, dtype, (rows, width), centred, false);
+                check_norm(simulator, dtype, (rows, width), centred, true);
+            }
         }
     }
 }
 
-fn check_norm(simulator: &Simulator, dtype: DType, rows: usize, width: usize, centred: bool) {
+/// If `wide`, weight and bias have the accumulator dtype.
+fn check_norm(
+    simulator: &Simulator,
+    dtype: DType,
+    (rows, width): (usize, usize),
+    centred: bool,
+    wide: bool,
+) {
     let eps = 1e-5_f64;
     let dims = [rows, width];
     let (x, dy) = (random(dtype, &dims, 1), random(dtype, &dims, 2));
-    let (weight, bias) = (random(dtype, &[width], 3), random(dtype, &[width], 4));
+    let of_weight = if wide { dtype.accumulator() } else { dtype };
+    let (weight, bias) = (random(of_weight, &[width], 3), random(of_weight, &[width], 4));
     let (grid, block) = rowwise(rows, width);
     let acc = dtype.accumulator();
     let (x_in, w_in, b_in, dy_in) = (bytes(&x), bytes(&weight), bytes(&bias), bytes(&dy));
@@ -29,6 +39,7 @@ fn check_norm(simulator: &Simulator, dtype: DType, rows: usize, width: usize, ce
     let rounded = rounding(dtype);
     let blown = if width == 1 { eps.powf(-0.5) } else { 1.0 };
     let what = if centred { "layer_norm" } else { "rms_norm" };
+    let named = if wide { format!("{what}_wide") } else { what.to_string() };
 
     let mut y = room(dtype, rows * width);
     let (mut mean, mut rstd) = (room(acc, rows), room(acc, rows));
@@ -39,7 +50,7 @@ fn check_norm(simulator: &Simulator, dtype: DType, rows: usize, width: usize, ce
         let (y, rstd) = rms_norm(&x, &weight, eps).unwrap();
         (y, None, rstd)
     };
-    let kernel = simulator.kernel(what, element(dtype)).input(&x_in).input(&w_in);
+    let kernel = simulator.kernel(&named, element(dtype)).input(&x_in).input(&w_in);
     if centred {
         let kernel = kernel.input(&b_in).output(&mut y).output(&mut mean).output(&mut rstd);
         kernel.value(n).value(m).value(eps).run(grid, block);
@@ -51,7 +62,7 @@ fn check_norm(simulator: &Simulator, dtype: DType, rows: usize, width: usize, ce
             2.0 * sums,
         );
         let mut plain = room(dtype, rows * width);
-        let kernel = simulator.kernel(what, element(dtype)).input(&x_in).input(&w_in).null();
+        let kernel = simulator.kernel(&named, element(dtype)).input(&x_in).input(&w_in).null();
         let (mut mean, mut rstd) = (room(acc, rows), room(acc, rows));
         let kernel = kernel.output(&mut plain).output(&mut mean).output(&mut rstd);
         kernel.value(n).value(m).value(eps).run(grid, block);
@@ -85,7 +96,7 @@ fn check_norm(simulator: &Simulator, dtype: DType, rows: usize, width: usize, ce
     let largest = want_rstd.to_f64().unwrap().into_iter().fold(1.0, f64::max);
     let mut dx = room(dtype, rows * width);
     let kernel = simulator
-        .kernel(&format!("{what}_backward_input"), element(dtype))
+        .kernel(&format!("{named}_backward_input"), element(dtype))
         .input(&dy_in)
         .input(&x_in);
     let kernel = match &mean {

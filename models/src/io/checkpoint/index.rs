@@ -7,6 +7,7 @@ use std::collections::btree_map::Entry;
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
 
+use super::is_moment;
 use super::slices::{Slice, is_tiled, numel};
 use crate::io::tensor_file::{Fault, FileRecord, TensorFile, cannot};
 
@@ -69,6 +70,20 @@ impl Index {
             files: BTreeMap::new(),
             tensors: BTreeMap::new(),
         }
+    }
+
+    /// The weights, with their names.
+    pub fn weights(&self) -> impl Iterator<Item = (&String, &TensorRecord)> {
+        self.tensors.iter().filter(|(name, _)| !is_moment(name))
+    }
+
+    /// The dtype of most elements of the weights; `None` if there are none.
+    pub fn dtype(&self) -> Option<&str> {
+        let mut elements: BTreeMap<&str, usize> = BTreeMap::new();
+        for (_, record) in self.weights() {
+            *elements.entry(&record.dtype).or_default() += numel(&record.shape);
+        }
+        elements.into_iter().max_by_key(|(_, elements)| *elements).map(|(dtype, _)| dtype)
     }
 
     /// Reads the list of what another rank wrote, and removes it.

@@ -1,6 +1,6 @@
 //! Loading.
 
-use ferrotron_nn::{EMA, MASTER, Param};
+use ferrotron_nn::{EMA, MASTER, Param, ParamPatterns};
 use ferrotron_parallel::collective::Group;
 use ferrotron_parallel::long_work::run_long;
 use ferrotron_tensor::{DType, Device, Error, Result, ShardSpec, Tensor};
@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use super::folder;
 use super::index::{INDEX, Index, TensorRecord};
 use super::reader::CheckpointReader;
-use super::{CONFIG, OPTIMIZER, PROGRESS, SavedModel, TOKENIZER, TrainState, moment_name};
+use super::{CONFIG, PROGRESS, SavedModel, TOKENIZER, TrainState, is_moment, moment_name};
 use crate::io::tensor_file::{Fault, cannot};
 use crate::io::tokenizer::Tokenizer;
 
@@ -169,15 +169,26 @@ impl Checkpoint {
         Err(Error::config("checkpoint", message))
     }
 
-    /// The type of the weights.
+    /// The dtype of the weights, without those that were [kept in f32](Checkpoint::kept_in_fp32).
     ///
     /// # Errors
     /// A checkpoint without weights.
     pub fn dtype(&self) -> Result<DType> {
-        match self.index.tensors.iter().find(|(name, _)| !is_moment(name)) {
-            Some((_, record)) => record.dtype(),
+        match self.index.dtype() {
+            Some(dtype) => dtype.parse(),
             None => Err(Error::io("checkpoint", format!("{self} has no weights"))),
         }
+    }
+
+    /// The names of the f32 weights of a checkpoint whose other weights have 16 bits.
+    ///
+    /// # Errors
+    /// As [`Checkpoint::dtype`].
+    pub fn kept_in_fp32(&self) -> Result<ParamPatterns> {
+        let all = self.dtype()?;
+        let is_kept = |dtype: DType| dtype != all && dtype == all.accumulator();
+        let kept = self.index.weights().filter(|(_, weight)| weight.dtype().is_ok_and(is_kept));
+        ParamPatterns::new(kept.map(|(name, _)| name.as_str()))
     }
 
     /// Errors as [`SavedModel::check`], unless a model of `config` has these weights.
@@ -240,7 +251,7 @@ impl Checkpoint {
     /// All weights, whole, in host memory.
     pub(super) fn whole_weights(&self) -> Result<Vec<(String, Tensor)>> {
         let (host, mut reader) = (Device::cpu(1)?, CheckpointReader::new(&self.folder));
-        let weights = self.index.tensors.iter().filter(|(name, _)| !is_moment(name));
+        let weights = self.index.weights();
         weights
             .map(|(name, record)| {
                 let mut tensor = Tensor::empty(&host, record.dtype()?, &record.shape)?;
@@ -308,11 +319,6 @@ impl std::fmt::Display for Checkpoint {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "'{}'", self.folder.display())
     }
-}
-
-/// Whether this is the name of a tensor of the optimizer's state.
-pub(super) fn is_moment(name: &str) -> bool {
-    name.split('.').next() == Some(OPTIMIZER)
 }
 
 /// Reads one of the small files beside the tensors; all ranks need them.

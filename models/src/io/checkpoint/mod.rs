@@ -117,6 +117,11 @@ fn moment_name(moment: &str, parameter: &str) -> String {
     format!("{OPTIMIZER}.{moment}.{parameter}")
 }
 
+/// Whether this is the name of a tensor of the optimizer's state.
+fn is_moment(name: &str) -> bool {
+    name.split('.').next() == Some(OPTIMIZER)
+}
+
 #[cfg(test)]
 mod layout_tests;
 #[cfg(test)]

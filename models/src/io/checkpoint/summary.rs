@@ -8,7 +8,7 @@ use std::time::SystemTime;
 
 use super::folder;
 use super::index::{INDEX, Index};
-use super::load::is_moment;
+use super::is_moment;
 use super::slices::numel;
 use crate::io::tensor_file::{Fault, cannot};
 
@@ -36,7 +36,7 @@ pub struct CheckpointContents {
     pub files: usize,
     /// Number of elements of all weights.
     pub parameters: u64,
-    /// Dtype of the first weight by name.
+    /// Dtype of most elements of the weights.
     pub dtype: String,
     /// Whether it holds the optimizer's state.
     pub optimizer: bool,
@@ -81,12 +81,11 @@ pub fn list(dir: &Path) -> Result<Vec<CheckpointSummary>> {
 fn contents(folder: &Path) -> std::result::Result<CheckpointContents, Fault> {
     let index = Index::read(folder)?;
     index.verify_headers(folder)?;
-    let weights = || index.tensors.iter().filter(|(name, _)| !is_moment(name));
     Ok(CheckpointContents {
         bytes: index.files.values().map(|record| record.bytes).sum(),
         files: index.files.len(),
-        parameters: weights().map(|(_, record)| numel(&record.shape) as u64).sum(),
-        dtype: weights().next().map_or_else(|| "none".into(), |(_, record)| record.dtype.clone()),
+        parameters: index.weights().map(|(_, record)| numel(&record.shape) as u64).sum(),
+        dtype: index.dtype().unwrap_or("none").to_string(),
         optimizer: index.tensors.keys().any(|name| is_moment(name)),
     })
 }

@@ -34,7 +34,7 @@ use crate::model::gpt::Gpt;
 /// untied head); a folder that cannot be written or is a checkpoint.
 pub fn export(gpt: &Gpt, folder: &Path) -> Result<()> {
     let params = gpt.params();
-    let dtype = params[0].leaf().dtype();
+    let dtype = params[0].compute_dtype();
     let config = write_config(gpt.config(), dtype)?;
     let mut tensors = Vec::new();
     for param in &params {

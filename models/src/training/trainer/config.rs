@@ -2,7 +2,9 @@
 
 use ferrotron_autograd::ZeroEncoding;
 use ferrotron_nn::schedule::LrSchedule as LearningRate;
-use ferrotron_nn::{LossScale, LossScaler, OptimizerConfig, ParamPatterns, Rounding, WeightUpdate};
+use ferrotron_nn::{
+    LossScale, LossScaler, Optimizer, OptimizerConfig, ParamPatterns, Rounding, WeightUpdate,
+};
 use ferrotron_parallel::data_parallel::DataParallelConfig;
 use ferrotron_parallel::pipeline::ScheduleKind;
 use ferrotron_tensor::{Error, MemoryKind, Result};
@@ -21,6 +23,9 @@ pub struct TrainerConfig {
     /// The parameters that are not trained, by global name. They have no gradient and no optimizer state, and ranks do not
     /// communicate about them; each rank holds its whole shard of them, also with ZeRO stage 3. Checkpoints have them.
     pub frozen: ParamPatterns,
+    /// The parameters that stay in f32 in a model of 16 bits, by global name. Their gradients and states are in f32 too,
+    /// and they have no master weights: see [`ParamOptions::dtype`](ferrotron_nn::ParamOptions::dtype).
+    pub keep_in_fp32: ParamPatterns,
     /// Decay of an exponential moving average of the weights, if one is kept: see
     /// [`UpdateConfig`](ferrotron_nn::UpdateConfig).
     pub ema_decay: Option<f64>,
@@ -110,6 +115,7 @@ impl TrainerConfig {
             seed,
             optimizer: OptimizerConfig::ADAMW,
             frozen: ParamPatterns::default(),
+            keep_in_fp32: ParamPatterns::default(),
             ema_decay: None,
             schedule,
             schedule_unit: ScheduleUnit::Steps,
@@ -158,10 +164,9 @@ impl TrainerConfig {
             (ExecutionMode::CudaGraph, _) if sparse => {
                 "does not go with sparse saved activations, whose size the host learns while a step runs".to_string()
             }
-            (ExecutionMode::CudaGraph, _) if !self.optimizer.rule().is_fused() => format!(
-                "does not go with the optimizer '{}', for which the host reads the numbers of every step",
-                self.optimizer.rule().name()
-            ),
+            (ExecutionMode::CudaGraph, _) if !self.optimizer.rule().is_fused() => {
+                waits_for_numbers(self.optimizer.rule().name())
+            }
             (ExecutionMode::CudaGraph, _) => return Ok(()),
         };
         Err(Error::config("enable-cuda-graph", why))
@@ -171,6 +176,23 @@ impl TrainerConfig {
     pub fn check_bad_steps(&self) -> Result<()> {
         self.bad_steps.check(self.parallel.data_parallel.synchronize_every)
     }
+
+    /// Errors as [`TrainerConfig::check_execution`] for a rule that only some parameters have.
+    pub(super) fn check_rule(&self, optimizer: &Optimizer) -> Result<()> {
+        match (self.execution, optimizer.unfused_rule()) {
+            (ExecutionMode::CudaGraph, Some(rule)) => {
+                Err(Error::config("enable-cuda-graph", waits_for_numbers(rule)))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// The reason why the steps of an update rule cannot be captured.
+fn waits_for_numbers(rule: &str) -> String {
+    format!(
+        "does not go with the optimizer '{rule}', for which the host reads the numbers of every step"
+    )
 }
 
 /// Training of 16-bit weights: Micikevicius et al., "Mixed Precision Training", arXiv 1710.03740.

@@ -266,7 +266,7 @@ pub fn export(bert: &Bert, folder: &Path) -> Result<()> {
             tensors.push((name, value.narrow(0, i * rows, rows)?));
         }
     }
-    let config = write_config(bert.config(), params[0].leaf().dtype());
+    let config = write_config(bert.config(), params[0].compute_dtype());
     write_folder(folder, &config, tensors)
 }
 
