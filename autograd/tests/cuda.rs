@@ -36,9 +36,13 @@ fn inside(case: &OpCase, shapes: Shapes, seen: Seen) -> f64 {
 }
 
 /// Estimates the size of terms that cancel in a gradient. With all options of attention, most queries see one key,
-/// whose weight is 1 whatever the query is.
+/// whose weight is 1 whatever the query is. A bias adds up the gradients of the scores that share it, which cancel along
+/// each row.
 fn cancelled(case: &OpCase) -> f64 {
-    if (case.op, case.case) == ("attention", "all options") { 1.0 } else { 0.0 }
+    match (case.op, case.case) {
+        ("attention", "all options") | ("attention_with_bias", _) => 1.0,
+        _ => 0.0,
+    }
 }
 
 /// Value and gradients of a row whose operands are views of leaves.

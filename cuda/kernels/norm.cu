@@ -5,8 +5,8 @@
 // - backward: dx = r (dy w - mean(dy w) - h mean(dy w h)) (RMSNorm: without the middle term),
 //   dw = sum over rows of dy h, db = sum over rows of dy.
 //
-// w and b are of type W: T, or, in the kernels called `wide`, A. One group of threads per row. Sums over rows are computed in blocks of rows, one thread per column, and then added
-// in order: `partials` is (blocks, 2, width).
+// w and b are of type W: T, or, in the kernels called `wide`, A. One group of threads per row. Sums over rows are
+// computed in blocks of rows, one thread per column, and then added in order: `partials` is (blocks, 2, width).
 
 template <bool CENTRED, class W>
 INLINE void forward(const T* x, const W* weight, const W* bias, T* y, A* mean, A* rstd, u64 rows, u64 width, double eps) {

@@ -164,8 +164,8 @@ impl Batch {
         Ok(self)
     }
 
-    /// Tells attention that samples are padded: sample b has `lengths[b]` positions, and none sees a key beyond them, as
-    /// by [`Context::with_key_lengths`](ferrotron_nn::Context::with_key_lengths).
+    /// Tells attention that samples are padded: sample b has `lengths[b]` positions, and none sees a key beyond them, as by
+    /// `Context::with_key_lengths`.
     ///
     /// # Errors
     /// Lengths of another number of samples, or beyond the number of positions.

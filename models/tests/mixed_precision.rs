@@ -270,7 +270,8 @@ fn a_checkpoint_of_parameters_in_f32_goes_on_with_others() -> Result<()> {
         (0..4).map(|_| Ok(trainer.step(&Chain)?.loss)).collect()
     };
     let want = losses(&mut first)?;
-    for (patterns, same) in [(&KEPT[..], true), (&[], false), (&["*"], false)] {
+    // A weight in f32 is rounded where it is used, to what a 16-bit weight with a master copy holds.
+    for (patterns, same) in [(&KEPT[..], true), (&[], false), (&["*"], true)] {
         let mut second = kept(patterns)?;
         second.load(&checkpoint)?;
         assert!(updated(&second)? == weights, "{patterns:?}: other weights");

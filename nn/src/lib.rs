@@ -58,7 +58,7 @@ pub use ferrotron_tensor::ops::outcome::clip_coefficient;
 /// What optimizers ask the crate `parallel` for.
 #[doc(hidden)]
 pub mod shard_exchange {
-    pub use crate::optimizer::{ExchangeSize, ShardExchange, ShardedSum};
+    pub use crate::optimizer::{ExchangeSize, NoExchange, ShardExchange, ShardedSum};
 }
 
 #[doc(hidden)] // for the code that `#[derive(Module)]` writes

@@ -106,7 +106,7 @@ fn sent(traffic: StepTraffic, frozen: bool, synchronize_every: usize) -> String 
         (context, "of keys and values"),
         (pipeline, "between stages"),
         (data, "of gradients and weights"),
-        (optimizer, "of the optimizer's sums"),
+        (optimizer, "of the optimizer's exchanges"),
     ];
     let sent: Vec<String> = parts
         .iter()

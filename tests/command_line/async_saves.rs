@@ -166,8 +166,8 @@ fn start(folder: &Path, train_iters: &str, layout: &str, more: &[&str]) -> Child
 /// The number of the last step in the metrics.
 fn steps(folder: &Path) -> u64 {
     let text = std::fs::read_to_string(folder.join("run/metrics.jsonl")).unwrap_or_default();
-    let lines = text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
-    lines.last().and_then(|line| line["step"].as_u64()).unwrap_or(0)
+    let mut lines = text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    lines.next_back().and_then(|line| line["step"].as_u64()).unwrap_or(0)
 }
 
 fn wait_for_steps(folder: &Path, count: u64) {

@@ -108,6 +108,8 @@ fn what_a_bert_has_not_is_refused_in_one_line() {
     std::fs::write(folder.path().join("one.txt"), "One sentence").unwrap();
     let bert = |more: &[&str]| train(folder.path(), &[BERT, more].concat());
     let gpt = |more: &[&str]| train(folder.path(), more);
+    let one_sentence = ["train", "--data", "one.txt", "--valid-fraction", "0"];
+    let one_sentence = [&one_sentence, TINY, BERT].concat();
     let cases = [
         (bert(&["--swiglu"]), "--swiglu: does not go with --architecture bert: use --activation"),
         (bert(&["--activation", "swiglu"]), "activation swiglu is for gpt"),
@@ -136,7 +138,7 @@ fn what_a_bert_has_not_is_refused_in_one_line() {
         (bert(&["--preset", "gpt2-124m"]), "--preset: does not go with --architecture bert"),
         (bert(&["--seq-length", "4"]), "--seq-length: must be at least 5"),
         (bert(&["--max-position-embeddings", "16"]), "16 is less than --seq-length 64"),
-        (bert(&["--data", "one.txt", "--valid-fraction", "0"]), "no document has two sentences"),
+        (ferrotron(folder.path(), &one_sentence), "no document has two sentences"),
         (
             ferrotron(folder.path(), &["bench", "--architecture", "bert"]),
             "--architecture bert: this command is for GPTs",

@@ -5,7 +5,7 @@ use ferrotron::models::checkpoint::LocalShard;
 use ferrotron::models::data::{Batch, Samples};
 use ferrotron::models::support::ModelSizes;
 use ferrotron::models::trainer::{
-    BadStepConfig, ExecutionMode, ParallelConfig, PrecisionConfig, ScheduleUnit, Trainer,
+    BadStepConfig, ExecutionMode, ParallelConfig, PrecisionConfig, SaveMode, ScheduleUnit, Trainer,
     TrainerConfig,
 };
 use ferrotron::nn::schedule::LrSchedule;

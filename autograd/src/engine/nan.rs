@@ -18,9 +18,12 @@ pub(crate) fn detecting() -> bool {
     inherited(|search: &mut Search| search.detecting)
 }
 
-/// Sets the mode of this thread, and returns the one before.
+/// Sets the mode of this thread, and returns the one before. What an earlier search has found is forgotten.
 pub(crate) fn set_detecting(on: bool) -> bool {
-    inherited(|search: &mut Search| std::mem::replace(&mut search.detecting, on))
+    inherited(|search: &mut Search| {
+        search.parameter = None;
+        std::mem::replace(&mut search.detecting, on)
+    })
 }
 
 /// The parameter that [`check_parameter`] refused last; afterwards none.

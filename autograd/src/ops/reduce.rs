@@ -98,7 +98,7 @@ pub(crate) fn log_sum_exp(x: &Var, dims: &[isize], keep: KeepDims) -> Result<Var
     Var::record(&[x], value, || LogSumExpBackward { x: x.save(), kept: Saved::statistic(&kept) })
 }
 
-/// Records the reduction `value` of `x`, whose gradient is `factor` times the broadcast cotangent.
+/// Records the reduction `value` of `x`, whose gradient is the broadcast cotangent divided by `divisor`.
 fn spread(name: &'static str, x: &Var, value: Tensor, dims: &[isize], divisor: f64) -> Result<Var> {
     let full = x.dims().to_vec();
     let kept = kept_dims(x, dims);

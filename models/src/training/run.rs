@@ -18,7 +18,7 @@ mod tracing;
 use ferrotron_parallel::collective::Reduction;
 use ferrotron_tensor::{ErrorKind, Result, Tensor};
 use std::path::{Path, PathBuf};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::io::checkpoint;
 use crate::training::evaluate::Evaluation;
@@ -35,6 +35,9 @@ use metrics::MetricsLog;
 pub use metrics::{Metrics, check_metrics};
 use saving::{Saving, is_async};
 use tracing::Tracing;
+
+/// A wait for a checkpoint is told from here on.
+const NOTICEABLE: Duration = Duration::from_millis(100);
 
 /// Someone who watches a run.
 pub trait Observer {
@@ -122,8 +125,11 @@ pub fn run<M: Model>(
         let known = run.trainer.completed_reports();
         run.tell(&run.metrics(&known));
         // All ranks have lost the step together, and can still finish the checkpoint before it.
-        if error.kind() == ErrorKind::Value && error.op() == "train" {
-            run.finish_saving()?;
+        let together = error.kind() == ErrorKind::Value && error.op() == "train";
+        if (together || run.trainer.mesh().world().size() == 1)
+            && let Err(unsaved) = run.finish_saving()
+        {
+            run.observer.warning(&unsaved.to_string());
         }
     }
     let ended = ended?;
@@ -295,7 +301,8 @@ impl<M: Model> Run<'_, M> {
     fn begin_saving(&mut self) -> Result<()> {
         let Some(waited) = self.saving.begin(self.trainer)? else { return Ok(()) };
         self.tell_saved(Some(waited.folder));
-        if self.first {
+        // Ranks agree between two steps that all have written: a save in every step finds the one before it unpublished.
+        if self.first && waited.duration > NOTICEABLE {
             self.observer.warning(&format!(
                 "step {}: waited {:.1} s for the checkpoint of step {}: writing one takes longer than the steps between two, \
                  choose a larger --save-interval",

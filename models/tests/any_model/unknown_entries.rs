@@ -30,8 +30,8 @@ fn unknown_entries_of_the_progress_survive_a_resumed_run() -> Result<()> {
     second.load(&Checkpoint::open(&saved)?)?;
     second.step(&POINTS)?;
     let saved = second.save(folder.path(), None, serde_json::Value::Null)?;
-    let kept = &Checkpoint::open(&saved)?.progress().extra["of_a_later_version"];
-    assert_eq!(kept, &serde_json::json!({ "kept": [1, 2] }));
+    let kept = Checkpoint::open(&saved)?.progress().extra["of_a_later_version"].clone();
+    assert_eq!(kept, serde_json::json!({ "kept": [1, 2] }));
     Ok(())
 }
 

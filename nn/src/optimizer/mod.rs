@@ -27,7 +27,7 @@ pub use config::{CustomRule, OptimizerConfig};
 pub use group_state::{EMA, MASTER};
 pub use muon::{MuonConfig, MuonScale, Nesterov, NewtonSchulz};
 pub use rule::{StepTensors, UpdateRule, UpdateStep};
-pub use shard_exchange::{ExchangeSize, ShardExchange, ShardedSum};
+pub use shard_exchange::{ExchangeSize, NoExchange, ShardExchange, ShardedSum};
 pub(crate) use shard_unit::ShardUnit;
 pub use state::{StateShape, StateSpec};
 pub use update_config::{Rounding, UpdateConfig, WeightUpdate};
@@ -38,7 +38,6 @@ use ferrotron_tensor::{Error, FlatBuffer, MemoryKind, Result, ShardSpec, Tensor}
 use self::group_state::GroupState;
 use self::moment::Moment;
 use self::pass::{Pass, RUN};
-use self::shard_exchange::NoExchange;
 use self::step_tensors::GroupTensors;
 use crate::{AxisSet, ParamAndGradBuffer};
 

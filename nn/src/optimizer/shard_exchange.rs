@@ -22,8 +22,8 @@ pub trait ShardExchange {
     fn all_gather(&self, own: &Tensor, dim: usize, len: usize) -> Result<(Tensor, Range<usize>)>;
 }
 
-/// For a rank that knows no others.
-pub(super) struct NoExchange;
+/// The exchange of a rank that knows no others: an error.
+pub struct NoExchange;
 
 impl ShardExchange for NoExchange {
     fn sum(&self, _: ShardedSum, _: Tensor) -> Result<Tensor> {

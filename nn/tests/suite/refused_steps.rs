@@ -1,6 +1,7 @@
 //! Steps that would train wrongly without a word: they are errors, and change nothing.
 
 use ferrotron_autograd::Var;
+use ferrotron_nn::shard_exchange::NoExchange;
 use ferrotron_nn::{
     AdafactorConfig, Bias, Init, Linear, Module, Optimizer, OptimizerConfig, Param,
     ParamAndGradBuffer, Scope, StepConfig, clip_coefficient,
@@ -101,7 +102,7 @@ fn a_parameter_forgotten_beside_frozen_ones_is_named() -> Result<()> {
     let of_pipeline = DeviceStepParams::new(&device, &optimizer.numbers(&STEP))?;
     let errors = [
         optimizer.step(&buffers, &STEP).unwrap_err(),
-        optimizer.step_with(&buffers, &of_pipeline, &mut |_, sum| Ok(sum)).unwrap_err(),
+        optimizer.step_with(&buffers, &of_pipeline, &NoExchange).unwrap_err(),
     ];
     for error in errors.map(|error| error.to_string()) {
         let start =

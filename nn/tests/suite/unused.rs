@@ -95,9 +95,11 @@ fn an_unused_parameter_that_is_skipped_keeps_its_weight_and_state() -> Result<()
                 let experts: Vec<Linear> =
                     names.iter().map(|name| expert(&device, dtype, name)).collect::<Result<_>>()?;
                 let params: Vec<Param> = experts.iter().flat_map(Module::params).collect();
-                let shard_unit = config.shard_unit();
-                let layout =
-                    BufferConfig { unused: Unused::Skip, shard_unit, ..BufferConfig::default() };
+                let layout = BufferConfig {
+                    unused: Unused::Skip,
+                    optimizer: config,
+                    ..BufferConfig::default()
+                };
                 let buffers = ParamAndGradBuffer::with_config(&params, &layout)?;
                 let mut optimizer = Optimizer::with_update(config, &buffers, &update)?;
                 for (step, used) in used.iter().enumerate() {

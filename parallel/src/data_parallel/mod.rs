@@ -109,8 +109,8 @@ impl DataParallel {
     ///
     /// # Errors
     ///
-    /// Errors if there is no parameter, all are frozen on the only pipeline stage, two have the same name, or their
-    /// dtypes differ. Errors if [`unsupported_reason`] rejects
+    /// Errors if there is no parameter, all are frozen on the only pipeline stage, two have the same name, or were
+    /// made in scopes of different dtypes. Errors if [`unsupported_reason`] rejects
     /// the configuration. Errors, naming it, if the facts of a parameter would train it wrongly on `mesh`: a shard that
     /// is said to be replicated, or, with sequence parallelism, a replicated parameter that says nothing of its
     /// gradients along the tensor axis. Errors, without any change, if a parameter belongs to another `DataParallel`, and

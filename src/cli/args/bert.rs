@@ -19,7 +19,7 @@ impl TrainArgs {
             (
                 self.execution.enable_cuda_graph,
                 "--enable-cuda-graph",
-                "steps of two losses and padded samples are not captured: leave it out",
+                "steps of padded samples are not captured: leave it out",
             ),
         ];
         refuse(&given)?;

@@ -217,7 +217,8 @@ pub fn sample(
 
 /// The tokens of a line break, or the first of a vocabulary that has none.
 fn line_break(tokenizer: &Tokenizer) -> Vec<u32> {
-    tokenizer.encode("\n").unwrap_or_else(|_| vec![0])
+    let found = tokenizer.encode("\n").ok().filter(|tokens| !tokens.is_empty());
+    found.unwrap_or_else(|| vec![0])
 }
 
 /// Prints tokens as text; a character that spans several tokens waits for the last of them.

@@ -43,7 +43,9 @@ pub fn train(args: &TrainArgs, given: Options, definition: &Definition) -> Resul
         let resumed = resume::open(&args.run)?;
         let configuration = Configuration::new(given, resumed.as_ref(), None, definition)?;
         return match configuration.args.model.architecture {
-            Architecture::Gpt2 | Architecture::Llama => start::<Gpt>(configuration, resumed, &signals),
+            Architecture::Gpt2 | Architecture::Llama => {
+                start::<Gpt>(configuration, resumed, &signals)
+            }
             Architecture::Bert => start::<Bert>(configuration, resumed, &signals),
         };
     };

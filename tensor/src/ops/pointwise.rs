@@ -354,7 +354,6 @@ pub fn where_cond(condition: &Tensor, yes: &Tensor, no: &Tensor) -> Result<Tenso
     let conditions = condition.buffer_slice::<u8>()?;
     dispatch_any!(yes.dtype(), T => {
         let (yes, no) = (yes.buffer_slice::<T>()?, no.buffer_slice::<T>()?);
-        let select: fn(&mut [T], (&[u8], usize), (&[T], usize), (&[T], usize)) = select_row;
         for_rows(&device, (out.as_mut_slice::<T>()?, width), work, |row, rows| {
             let length = if flat { rows.len() } else { width };
             for (i, out) in rows.chunks_exact_mut(length).enumerate() {
@@ -362,7 +361,7 @@ pub fn where_cond(condition: &Tensor, yes: &Tensor, no: &Tensor) -> Result<Tenso
                     true => layouts[operand].offset() + row * strides[operand],
                     false => layouts[operand].row_offset(row + i),
                 });
-                select(out, (&conditions[c..], strides[0]), (&yes[y..], strides[1]), (&no[n..], strides[2]));
+                select_row(out, (&conditions[c..], strides[0]), (&yes[y..], strides[1]), (&no[n..], strides[2]));
             }
         });
     });

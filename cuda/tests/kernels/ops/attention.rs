@@ -59,26 +59,9 @@ pub fn restricted(
             AttentionConfig { softcap: Some(0.75), ..plain.clone() },
             AttentionConfig { window, ranges: ranges(&both), softcap: Some(0.75), ..plain.clone() },
         ]
-        .map(|config| Problem::with(dtype, square, config));
+        .map(|config| Problem::with(dtype, square, config, None));
         let narrow = AttentionConfig { window: Some(cached[2] / 5), ..plain };
-        square.into_iter().chain([Problem::with(dtype, cached, narrow)])
-    })
-}
-
-/// Problems with biases of several shapes, with either mask.
-pub fn biased(dtype: DType, sizes: [usize; 6]) -> impl Iterator<Item = Problem> {
-    let [batch, queries, keys, heads, _, width] = sizes;
-    [AttentionMask::None, AttentionMask::Causal].into_iter().flat_map(move |mask| {
-        let problem = |dims: &[usize], softcap, window| {
-            let bias = Some(hiding(dtype, dims));
-            let plain = AttentionConfig { mask, ..AttentionConfig::causal(width) };
-            Problem::with(dtype, sizes, AttentionConfig { bias, softcap, window, ..plain })
-        };
-        [
-            problem(&[heads, queries, keys], None, None),
-            problem(&[batch, 1, queries, keys], Some(0.75), Some(keys / 2)),
-            problem(&[heads, 1, keys], None, None),
-        ]
+        square.into_iter().chain([Problem::with(dtype, cached, narrow, None)])
     })
 }
 
@@ -134,16 +117,22 @@ fn small(dtype: DType, dims: &[usize], seed: u64) -> Tensor {
 impl Problem {
     /// Operands that are dense, each for itself.
     fn separate(dtype: DType, sizes: [usize; 6], mask: AttentionMask) -> Problem {
-        Problem::with(dtype, sizes, AttentionConfig { mask, ..AttentionConfig::causal(sizes[5]) })
+        let config = AttentionConfig { mask, ..AttentionConfig::causal(sizes[5]) };
+        Problem::with(dtype, sizes, config, None)
     }
 
     /// Builds the problem of [`Problem::separate`] with these options.
-    fn with(dtype: DType, sizes: [usize; 6], config: AttentionConfig) -> Problem {
+    pub fn with(
+        dtype: DType,
+        sizes: [usize; 6],
+        config: AttentionConfig,
+        place: Option<ShardSpec>,
+    ) -> Problem {
         let [batch, queries, keys, heads, groups, width] = sizes;
         let q = small(dtype, &[batch, queries, heads, width], 1);
         let k = small(dtype, &[batch, keys, groups, width], 2);
         let v = small(dtype, &[batch, keys, groups, width], 3);
-        Problem::new([&q, &k, &v], [bytes(&q), bytes(&k), bytes(&v)], config, None)
+        Problem::new([&q, &k, &v], [bytes(&q), bytes(&k), bytes(&v)], config, place)
     }
 
     /// Builds the problem of [`Problem::separate`] with dropout: of some heads, two pieces of the queries and the end

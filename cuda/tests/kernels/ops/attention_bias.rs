@@ -1,16 +1,37 @@
-use ferrotron_tensor::DType;
+use ferrotron_tensor::ops::attention::{AttentionConfig, AttentionMask};
+use ferrotron_tensor::{DType, ShardSpec};
 
-use super::attention::{biased, compare};
+use super::attention::{Problem, compare};
+use super::attention_merge::merges;
 use crate::simulator::Simulator;
+use crate::support::hiding;
 
 pub fn check(simulator: &Simulator) {
-    for (dtype, sizes) in [
-        (DType::BF16, [2, 70, 90, 4, 2, 64]),
-        (DType::F16, [2, 40, 131, 2, 1, 96]),
-        (DType::BF16, [1, 65, 65, 2, 2, 40]),
-    ] {
-        for problem in biased(dtype, sizes) {
-            compare(simulator, &problem);
+    for dtype in [DType::BF16, DType::F16] {
+        merges(simulator, dtype);
+        for sizes in [[2, 70, 90, 4, 2, 64], [2, 40, 131, 2, 1, 96]] {
+            for problem in biased(dtype, sizes) {
+                compare(simulator, &problem);
+            }
         }
     }
+}
+
+/// Problems with biases of several shapes, with either mask, without and with dropout.
+pub fn biased(dtype: DType, sizes: [usize; 6]) -> impl Iterator<Item = Problem> {
+    let [batch, queries, keys, heads, _, width] = sizes;
+    [AttentionMask::None, AttentionMask::Causal].into_iter().flat_map(move |mask| {
+        let problem = |dims: &[usize], softcap, window, drops: bool| {
+            let bias = Some(hiding(dtype, dims));
+            let plain = AttentionConfig { mask, ..AttentionConfig::causal(width) };
+            let config = AttentionConfig { bias, softcap, window, ..plain };
+            let place = drops.then(|| ShardSpec::unsharded(&[batch, heads, queries, keys]));
+            Problem::with(dtype, sizes, config, place)
+        };
+        [
+            problem(&[heads, queries, keys], None, None, false),
+            problem(&[batch, 1, queries, keys], Some(0.75), Some(keys / 2), true),
+            problem(&[heads, 1, keys], None, None, mask == AttentionMask::Causal),
+        ]
+    })
 }

@@ -1,6 +1,7 @@
 use ferrotron_tensor::DType;
 
-use super::attention::{Problem, biased, dropouts, problems, restricted};
+use super::attention::{Problem, dropouts, problems, restricted};
+use super::attention_bias::biased;
 use super::attention_merge::merges;
 use crate::simulator::Simulator;
 
@@ -24,10 +25,10 @@ pub fn check(simulator: &Simulator) {
     for problem in restricted(DType::F64, [2, 70, 70, 2, 1, 20], [2, 20, 50, 1, 1, 8]) {
         compare(simulator, &problem);
     }
-    for problem in biased(DType::F64, [2, 20, 50, 2, 1, 8]) {
-        compare(simulator, &problem);
-    }
     for dtype in [DType::F64, DType::F32] {
+        for problem in biased(dtype, [2, 20, 50, 2, 1, 8]) {
+            compare(simulator, &problem);
+        }
         merges(simulator, dtype);
     }
 }

@@ -77,13 +77,11 @@ impl Index {
         self.tensors.iter().filter(|(name, _)| !is_moment(name))
     }
 
-    /// The dtype of most elements of the weights; `None` if there are none.
+    /// The narrowest dtype of the weights, which is that of the run: some may be kept in f32 beside 16-bit ones. `None`
+    /// if there are no weights.
     pub fn dtype(&self) -> Option<&str> {
-        let mut elements: BTreeMap<&str, usize> = BTreeMap::new();
-        for (_, record) in self.weights() {
-            *elements.entry(&record.dtype).or_default() += numel(&record.shape);
-        }
-        elements.into_iter().max_by_key(|(_, elements)| *elements).map(|(dtype, _)| dtype)
+        let dtypes = self.weights().map(|(_, record)| record.dtype.as_str());
+        dtypes.min_by_key(|dtype| dtype.parse().map_or(usize::MAX, DType::size))
     }
 
     /// Reads the list of what another rank wrote, and removes it.

@@ -11,8 +11,8 @@
 //! ```
 //!
 //! The writer threads call no collective. Training threads sum two flags of each rank between two steps, or, where they
-//! wait for the checkpoint, every tenth of a second: so no call takes as long as the disks do, and none times out. A single rank's
-//! thread publishes at once.
+//! wait for the checkpoint, every tenth of a second: so no call takes as long as the disks do, and none times out. Ranks with GPUs write
+//! in place, and take as long. A single rank's thread publishes at once.
 //!
 //! If a rank fails, the sum tells all ranks. The others stop writing; when none writes any more, the first removes the
 //! folder, and the failed rank returns its error, which ends the rest with the same line.

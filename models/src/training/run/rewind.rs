@@ -19,6 +19,7 @@ impl RunConfig {
         let file = loaded.file_name().and_then(|name| name.to_str());
         let step = file.and_then(|name| name.strip_prefix("iter_")?.parse::<u64>().ok());
         let before = step.and_then(|step| step.checked_div(self.intervals.save_interval));
+        let before = before.filter(|&count| count > 0); // a run that goes on undisturbed has no checkpoint of step 0
         let name = before.map(|count| folder_name(count * self.intervals.save_interval));
         let regular = name.map(|name| loaded.with_file_name(name));
         regular.filter(|folder| folder.exists()).unwrap_or_else(|| loaded.to_path_buf())

@@ -150,13 +150,9 @@ pub(super) fn check(
             return Err(Error::shape(op, message));
         }
     }
-    if let Some(dropout) = &config.dropout {
-        if dropout.place.dims() != dims {
-            return Err(Error::shape(
-                op,
-                format!("dropout is for {:?}, attention is {dims:?}", dropout.place.dims()),
-            ));
-        }
+    if let Some(dropout) = config.dropout.as_ref().filter(|dropout| dropout.place.dims() != dims) {
+        let message = format!("dropout is for {:?}, attention is {dims:?}", dropout.place.dims());
+        return Err(Error::shape(op, message));
     }
     Ok(Shape { batch, queries, keys, heads, groups, width })
 }
