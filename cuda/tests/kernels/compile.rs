@@ -1,5 +1,5 @@
-//! Compiles every kernel, for every element type, to machine code for three generations of GPUs. All numbers must be in
-//! registers, but for the kernels of a list.
+//! Compiles every kernel, for every element type, to machine code for three generations of GPUs, f16 for one of them. All
+//! numbers must be in registers, but for the kernels of a list.
 
 use ferrotron_cuda::compile::cubin;
 use ferrotron_cuda::cubin_cache::CubinCache;
@@ -89,6 +89,10 @@ fn kernels_compile_and_spill_only_where_listed() {
         .iter()
         .flat_map(|file| file.types.iter().map(move |&element| (file, element)))
         .flat_map(|(file, element)| ARCHITECTURES.map(|architecture| (file, element, architecture)))
+        // f16 takes the registers of bf16: one generation shows that it compiles.
+        .filter(|&(_, element, architecture)| {
+            element != ElementType::F16 || architecture == ARCHITECTURES[1]
+        })
         .collect();
     let (next, spilled) = (AtomicUsize::new(0), Mutex::new(BTreeSet::new()));
     let work = || {
