@@ -3,7 +3,11 @@
 //! `cargo bench --bench norm_placement -- [STEPS [LAYERS]]`.
 //!
 //! 48 blocks of width 64, two seeds, on the text of the documentation as characters. It prints losses over masked tokens
-//! and draws them: into `docs/norm-placement.svg` with the default numbers, else into the folder for temporary files.
+//! and draws them into the folder for temporary files.
+//!
+//! It makes no claim. 370 steps of 512 tokens, with one seed on 2026-11-22, left both at the entropy of single
+//! characters: 3.415 nats with the norms before, 3.420 behind. A difference takes longer runs, or text that is learned
+//! faster.
 
 use ferrotron::models::batch_size::{BatchSize, BatchSizeConfig};
 use ferrotron::models::bert::{Bert, BertConfig, NormPlacement};
@@ -15,7 +19,6 @@ use ferrotron::models::trainer::{Trainer, TrainerConfig};
 use ferrotron::nn::schedule::{DecayStyle, LrSchedule, LrScheduleConfig};
 use ferrotron::nn::{OptimizerConfig, Scope};
 use ferrotron::{DType, Device, Result};
-use std::path::Path;
 use std::time::Instant;
 
 const TEXT: [&str; 4] = [
@@ -82,7 +85,7 @@ fn main() -> Result<()> {
     let mut numbers = std::env::args().filter_map(|word| word.parse().ok());
     let steps = numbers.next().unwrap_or(STEPS);
     let layers = numbers.next().map_or(LAYERS, |layers| layers as usize);
-    let (mut runs, mut results) = (Vec::new(), Vec::new());
+    let mut runs = Vec::new();
     for (placement, words) in [
         (NormPlacement::Pre, "norms before attention and MLP"),
         (NormPlacement::Post, "norms behind the additions"),
@@ -93,18 +96,10 @@ fn main() -> Result<()> {
             let (seconds, loss) = (started.elapsed().as_secs_f64(), last(&curve));
             println!("{words}, seed {seed}: loss {loss:.4} after {steps} steps in {seconds:.0} s");
             runs.push((format!("{words}, seed {seed}"), curve));
-            results.push(loss);
         }
     }
-    let whole = steps >= STEPS && layers == LAYERS;
-    let folder = match whole {
-        true => Path::new(env!("CARGO_MANIFEST_DIR")).join("docs"),
-        false => std::env::temp_dir(),
-    };
-    let picture = folder.join("norm-placement.svg");
+    let picture = std::env::temp_dir().join("norm-placement.svg");
     plot_runs(&runs, &picture)?;
     println!("{}", picture.display());
-    let (pre, post) = (results[0].max(results[1]), results[2].min(results[3]));
-    assert!(!whole || pre + 0.3 < post, "post-norm trains as well: {results:?}");
     Ok(())
 }
