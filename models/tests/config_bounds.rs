@@ -70,7 +70,7 @@ fn check(config: &GptConfig) {
         assert!(!line.contains('\n') && line.len() < 400, "{line}");
     }
     let (took, resident) = (start.elapsed(), peak_rss_bytes());
-    assert!(took < Duration::from_secs(10), "{took:?}: {config:?}");
+    assert!(took < Duration::from_secs(60), "{took:?}: {config:?}");
     assert!(resident < 1_000_000_000, "{resident} bytes: {config:?}");
 }
 

@@ -120,7 +120,7 @@ fn no_rank_outlives_a_killed_launcher() {
     job.wait().unwrap();
     let started = Instant::now();
     while ranks.iter().any(|&rank| is_alive(rank)) {
-        assert!(started.elapsed() < Duration::from_secs(10), "{ranks:?} are alive");
+        assert!(started.elapsed() < Duration::from_secs(60), "{ranks:?} are alive");
         std::thread::sleep(Duration::from_millis(10));
     }
 }

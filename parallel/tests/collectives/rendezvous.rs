@@ -186,7 +186,7 @@ fn a_rank_without_rank_0_gives_up() {
     let start = Instant::now();
     let error = run_rank_process(&rank_config(1, 2, SHORT, Transport::Auto), work).unwrap_err();
     assert!(error.to_string().contains("no connection to rank 0 at 127.0.0.1:"), "{error}");
-    assert!(start.elapsed() < SHORT * 5, "{:?}", start.elapsed());
+    assert!(start.elapsed() < SHORT + Duration::from_secs(30), "{:?}", start.elapsed());
 }
 
 #[test]

@@ -79,7 +79,7 @@ impl Backend {
         let start = Instant::now();
         let results = self.try_run(size, timeout, f);
         let took = start.elapsed();
-        assert!(took < timeout + Duration::from_secs(10), "{self:?} took {took:?}");
+        assert!(took < timeout + Duration::from_secs(60), "{self:?} took {took:?}");
         let results = results.into_iter().enumerate();
         results
             .map(|(rank, result)| match result {

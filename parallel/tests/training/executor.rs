@@ -156,7 +156,7 @@ impl PipelineModel for Wide {
             // The first forward here ends only when the stage before is two further.
             let start = Instant::now();
             while self.stage == 1 && microbatch == 0 && started.load(SeqCst) < 3 {
-                if start.elapsed() > Duration::from_secs(10) {
+                if start.elapsed() > Duration::from_secs(40) {
                     return Err(Error::communication(
                         "overlap",
                         "the sender waits for its receiver",
@@ -181,7 +181,7 @@ impl PipelineModel for Wide {
             // What another thread is about to drop may take a moment.
             let start = Instant::now();
             let in_use = || self.device.memory().current - self.baseline;
-            while in_use() > 8 * WIDE * 3 / 2 && start.elapsed() < Duration::from_secs(2) {
+            while in_use() > 8 * WIDE * 3 / 2 && start.elapsed() < Duration::from_secs(30) {
                 std::thread::yield_now();
             }
             self.in_use = in_use();

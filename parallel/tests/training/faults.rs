@@ -41,7 +41,7 @@ fn fail(plan: &Plan, way: Way, at: usize) {
                 "{plan:?}: rank {rank}: {error}"
             );
         }
-        assert!(start.elapsed() < Duration::from_secs(10), "{plan:?}: {:?}", start.elapsed());
+        assert!(start.elapsed() < Duration::from_secs(30), "{plan:?}: {:?}", start.elapsed());
     }
 }
 

@@ -193,7 +193,7 @@ fn wait_for(
     Arc::new(move || {
         let start = Instant::now();
         while batch.traffic().calls_and_bytes(op).0 < calls {
-            if start.elapsed() > Duration::from_secs(10) {
+            if start.elapsed() > Duration::from_secs(40) {
                 let found = batch.traffic().calls_and_bytes(op).0;
                 let message = format!("{found} calls of {op} where {calls} should be done");
                 return Err(Error::communication("overlap", message));
