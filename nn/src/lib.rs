@@ -30,6 +30,7 @@ pub use layers::linear::{Bias, Linear};
 pub use layers::mlp::{Activation, Mlp, MlpConfig};
 pub use layers::norm::{LayerNorm, Norm, RmsNorm};
 pub use layers::position_bias::PositionBias;
+pub use layers::rope_scaling::RopeScaling;
 pub use optimizer::loss_scale::{LossScale, LossScaler};
 pub use optimizer::schedule;
 pub use optimizer::{

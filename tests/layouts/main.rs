@@ -22,8 +22,8 @@ mod train;
 use ferrotron::models::bert::{BertConfig, NormPlacement};
 use ferrotron::models::gpt::GptConfig;
 use ferrotron::nn::{
-    AdafactorConfig, MuonConfig, MuonScale, Nesterov, NewtonSchulz, OptimizerConfig, Sharding,
-    StepSize,
+    AdafactorConfig, MuonConfig, MuonScale, Nesterov, NewtonSchulz, OptimizerConfig, RopeScaling,
+    Sharding, StepSize,
 };
 use ferrotron::tensor::{DType, RandomKey};
 use grid_model::GridConfig;
@@ -144,7 +144,12 @@ fn frozen_parameters_change_in_no_layout() {
     }
 }
 
-/// Norms of queries and keys, a partial rotation, a bias of their projection, and windows that every other block has.
+/// A scaling that changes some of the frequencies of sequences as short as these.
+const SCALING: RopeScaling =
+    RopeScaling { original_max_position_embeddings: 8, ..RopeScaling::llama3(4.0) };
+
+/// Norms of queries and keys, a partial rotation with scaled frequencies, a bias of their projection, windows that every
+/// other block has, and an MLP that reads the input of attention.
 #[test]
 fn attention_with_all_its_options_trains_alike_too() {
     let model = GptConfig {
@@ -154,6 +159,8 @@ fn attention_with_all_its_options_trains_alike_too() {
         window_size: Some(5),
         window_attn_skip_freq: Some(2),
         attn_logit_softcapping: Some(5.0),
+        rope_scaling: Some(SCALING),
+        use_parallel_residual: true,
         ..llama()
     };
     let layouts = random(&all(&model), 10, 7);

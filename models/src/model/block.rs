@@ -59,6 +59,8 @@ pub(crate) struct BlockConfig {
     pub mlp: MlpConfig,
     pub norm: NormConfig,
     pub norm_placement: NormPlacement,
+    /// Whether attention and MLP read the same input.
+    pub parallel_residual: bool,
     pub hidden_dropout: f64,
 }
 
@@ -114,13 +116,14 @@ pub(crate) struct Block {
     path: String,
     attn: Normed<ParallelAttention>,
     mlp: Normed<ParallelMlp>,
+    parallel_residual: bool,
     dropout_1: Dropout,
     dropout_2: Dropout,
 }
 
 impl Block {
     pub fn new(scope: &Scope, mesh: &Mesh, config: &BlockConfig) -> Result<Block> {
-        let BlockConfig { attention, mlp, norm, norm_placement, hidden_dropout } = config;
+        let BlockConfig { attention, mlp, norm, norm_placement, hidden_dropout, .. } = config;
         let (tp, cp) = (mesh.tensor_parallel(), mesh.context_parallel());
         let residual = tp.residual_scope(scope);
         let attention = ParallelAttention::new(&scope.child("attn"), &tp, &cp, attention)?;
@@ -130,6 +133,7 @@ impl Block {
             path: scope.path().to_string(),
             attn: Normed::new(*norm_placement, norm_1, attention),
             mlp: Normed::new(*norm_placement, norm_2, mlp),
+            parallel_residual: config.parallel_residual,
             dropout_1: Dropout::new(&scope.child("dropout_1"), *hidden_dropout)?,
             dropout_2: Dropout::new(&scope.child("dropout_2"), *hidden_dropout)?,
         })
@@ -149,16 +153,9 @@ impl Block {
             _ => RecomputeModules::NONE,
         };
         let y = self.attend(ctx, x, cache, again.attention)?;
-        let x = self.attn.output(x.add(&self.dropout_1.forward(ctx, &y)?)?)?; // (B, T, C)
-        let y = match again.mlp {
-            RecomputedMlp::None => self.mlp.inner().forward(&self.mlp.input(&x)?)?,
-            RecomputedMlp::Layer => {
-                let mlp = self.mlp.clone();
-                let run = move |x: &[Var]| Ok(vec![mlp.inner().forward(&mlp.input(&x[0])?)?]);
-                checkpoint(&[&x], run)?.remove(0)
-            }
-        };
-        self.mlp.output(x.add(&self.dropout_2.forward(ctx, &y)?)?) // (B, T, C)
+        let sum = self.attn.output(x.add(&self.dropout_1.forward(ctx, &y)?)?)?; // (B, T, C)
+        let y = self.feed_forward(if self.parallel_residual { x } else { &sum }, again.mlp)?;
+        self.mlp.output(sum.add(&self.dropout_2.forward(ctx, &y)?)?) // (B, T, C)
     }
 
     /// (B, T, C) -> (B, T, C)
@@ -178,6 +175,18 @@ impl Block {
                 let run = move |x: &[Var]| {
                     Ok(vec![attn.inner().forward(&ctx, &attn.input(&x[0])?, None)?])
                 };
+                Ok(checkpoint(&[x], run)?.remove(0))
+            }
+        }
+    }
+
+    /// (B, T, C) -> (B, T, C)
+    fn feed_forward(&self, x: &Var, again: RecomputedMlp) -> Result<Var> {
+        match again {
+            RecomputedMlp::None => self.mlp.inner().forward(&self.mlp.input(x)?),
+            RecomputedMlp::Layer => {
+                let mlp = self.mlp.clone();
+                let run = move |x: &[Var]| Ok(vec![mlp.inner().forward(&mlp.input(&x[0])?)?]);
                 Ok(checkpoint(&[x], run)?.remove(0))
             }
         }

@@ -1,6 +1,6 @@
 //! Configuration of a GPT: sizes, choices and derived values.
 
-use ferrotron_nn::{Activation, AttentionConfig, Bias, Init, MlpConfig};
+use ferrotron_nn::{Activation, AttentionConfig, Bias, Init, MlpConfig, RopeScaling};
 use serde::{Deserialize, Serialize};
 
 use crate::model::block::{BlockConfig, NormConfig, NormPlacement, Normalization};
@@ -99,6 +99,44 @@ pub struct GptConfig {
     /// Soft cap of attention scores, as in Gemma 2.
     #[serde(default)]
     pub attn_logit_softcapping: Option<f64>,
+    /// Scaling of the rotary frequencies, as in Llama 3.1.
+    #[serde(default, with = "rope_scaling")]
+    pub rope_scaling: Option<RopeScaling>,
+    /// Whether a block's MLP reads the input of its attention and both are added to the residual stream at once, as in
+    /// GPT-NeoX and GPT-J.
+    #[serde(default)]
+    pub use_parallel_residual: bool,
+}
+
+/// [`RopeScaling`] as an object with its fields, or null.
+mod rope_scaling {
+    use ferrotron_nn::RopeScaling;
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    #[derive(Serialize, Deserialize)]
+    #[serde(remote = "RopeScaling", deny_unknown_fields)]
+    struct Fields {
+        factor: f64,
+        low_freq_factor: f64,
+        high_freq_factor: f64,
+        original_max_position_embeddings: usize,
+    }
+
+    #[derive(Serialize, Deserialize)]
+    struct Object(#[serde(with = "Fields")] RopeScaling);
+
+    pub fn serialize<S: Serializer>(
+        scaling: &Option<RopeScaling>,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        scaling.map(Object).serialize(serializer)
+    }
+
+    pub fn deserialize<'a, D: Deserializer<'a>>(
+        deserializer: D,
+    ) -> Result<Option<RopeScaling>, D::Error> {
+        Ok(Option::<Object>::deserialize(deserializer)?.map(|object| object.0))
+    }
 }
 
 /// A fraction that leaves nothing out.
@@ -140,6 +178,8 @@ impl GptConfig {
             window_size: None,
             window_attn_skip_freq: None,
             attn_logit_softcapping: None,
+            rope_scaling: None,
+            use_parallel_residual: false,
         }
     }
 
@@ -252,6 +292,7 @@ impl GptConfig {
             mlp: self.mlp(),
             norm: self.norm(),
             norm_placement: NormPlacement::Pre,
+            parallel_residual: self.use_parallel_residual,
             hidden_dropout: self.hidden_dropout,
         }
     }
@@ -274,6 +315,7 @@ impl GptConfig {
             qkv_bias: self.add_qkv_bias.then_some(Bias::Yes),
             rotary_base: (self.position_embedding_type == PositionEmbedding::Rope)
                 .then_some(self.rotary_base),
+            rope_scaling: self.rope_scaling,
             rotary_dim: (self.rotary_percent < 1.0).then(|| self.rotary_dim()),
             qk_norm: self.qk_layernorm.then_some(self.norm_epsilon),
             dropout: self.attention_dropout,

@@ -58,6 +58,9 @@ impl GptConfig {
                 self.rotary_percent
             ));
         }
+        if let Some(scaling) = &self.rope_scaling {
+            scaling.check(self.position_embedding_type == PositionEmbedding::Rope)?;
+        }
         for (name, number) in [
             ("window-size", self.window_size),
             ("window-attn-skip-freq", self.window_attn_skip_freq),

@@ -7,7 +7,7 @@ use ferrotron_models::gpt::{ActivationKind, Gpt, GptConfig};
 use ferrotron_models::trainer::{ParallelConfig, PrecisionConfig, Trainer, TrainerConfig};
 use ferrotron_nn::schedule::LrSchedule;
 use ferrotron_nn::{
-    AdafactorConfig, Axis, OptimizerConfig, Rounding, Scope, Sharding, WeightUpdate,
+    AdafactorConfig, Axis, OptimizerConfig, RopeScaling, Rounding, Scope, Sharding, WeightUpdate,
 };
 use ferrotron_parallel::collective::{WorldConfig, run_threads};
 use ferrotron_parallel::data_parallel::DataParallelConfig;
@@ -31,6 +31,10 @@ pub fn gpt2(layers: usize) -> GptConfig {
     }
 }
 
+/// A scaling that changes some of the frequencies of sequences as short as these.
+const SCALING: RopeScaling =
+    RopeScaling { original_max_position_embeddings: 8, ..RopeScaling::llama3(4.0) };
+
 /// The same with ReLU, as it is, a model with grouped queries and SwiGLU, and that with all options of attention.
 pub fn models(layers: usize) -> [GptConfig; 4] {
     let llama = GptConfig {
@@ -45,6 +49,8 @@ pub fn models(layers: usize) -> [GptConfig; 4] {
         window_size: Some(5),
         window_attn_skip_freq: Some(2),
         attn_logit_softcapping: Some(5.0),
+        rope_scaling: Some(SCALING),
+        use_parallel_residual: true,
         ..llama.clone()
     };
     [GptConfig { activation: ActivationKind::Relu, ..gpt2(layers) }, gpt2(layers), llama, optioned]

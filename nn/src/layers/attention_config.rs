@@ -2,7 +2,7 @@
 
 use ferrotron_tensor::ops::attention::AttentionMask;
 
-use crate::{Bias, Init, PositionBias};
+use crate::{Bias, Init, PositionBias, RopeScaling};
 
 /// Configuration of an [`Attention`](crate::Attention).
 ///
@@ -36,6 +36,8 @@ pub struct AttentionConfig {
     pub qkv_bias: Option<Bias>,
     /// Base of the rotary angles, or `None` without rotary positions.
     pub rotary_base: Option<f64>,
+    /// Scaling of the rotary frequencies for sequences longer than those of the first training (Llama 3.1).
+    pub rope_scaling: Option<RopeScaling>,
     /// Elements of a head, from the first on, that are rotated: all, or fewer (GPT-NeoX).
     pub rotary_dim: Option<usize>,
     /// Bias of the scores by the distance of query and key: ALiBi, or T5's relative positions.
@@ -70,6 +72,7 @@ impl AttentionConfig {
             bias: Bias::Yes,
             qkv_bias: None,
             rotary_base: None,
+            rope_scaling: None,
             rotary_dim: None,
             position_bias: None,
             qk_norm: None,

@@ -66,6 +66,9 @@ impl AttentionHeads {
                 _ => {}
             }
         }
+        if let Some(scaling) = &config.rope_scaling {
+            scaling.check(config.rotary_base.is_some()).at(scope.path())?;
+        }
         if config.window == Some(0) {
             return refuse("a window must be at least 1, got 0: a query sees itself".to_string());
         }
@@ -191,7 +194,8 @@ impl AttentionHeads {
         if let Some(base) = rotary_base {
             let (device, dtype) = (qkv.device().clone(), qkv.dtype());
             let (dim, runs) = (self.config.rotary_dim(), positions.pieces.to_vec());
-            let angles = Angles { device, dtype, dim, base, positions: runs };
+            let scaling = self.config.rope_scaling;
+            let angles = Angles { device, dtype, dim, base, scaling, positions: runs };
             let table = self.tables.get(&angles, positions.global)?;
             by_head = by_head.rotary(&table, heads + groups)?;
         }

@@ -11,4 +11,5 @@ pub(crate) mod linear;
 pub(crate) mod mlp;
 pub(crate) mod norm;
 pub(crate) mod position_bias;
+pub(crate) mod rope_scaling;
 pub(crate) mod rotary_tables;

@@ -5,6 +5,8 @@ use ferrotron_tensor::{DType, Device, Result};
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use crate::RopeScaling;
+
 /// The tables that layers of one [`Scope`](crate::Scope) have asked for.
 #[derive(Clone, Default)]
 pub(crate) struct RotaryTables(Arc<Mutex<Vec<(Angles, RotaryTable)>>>);
@@ -17,6 +19,7 @@ pub(crate) struct Angles {
     /// Rotated elements of a head.
     pub dim: usize,
     pub base: f64,
+    pub scaling: Option<RopeScaling>,
     /// Runs (start, length) of the positions.
     pub positions: Vec<(usize, usize)>,
 }
@@ -68,7 +71,11 @@ impl RotaryTables {
 impl Angles {
     fn table(&self) -> Result<RotaryTable> {
         let positions = self.positions.iter().flat_map(|&(start, len)| start..start + len);
-        RotaryTable::new(&self.device, self.dtype, positions, self.dim, self.base)
+        let mut frequencies = RotaryTable::frequencies(self.dim, self.base)?;
+        if let Some(scaling) = &self.scaling {
+            frequencies.iter_mut().for_each(|frequency| *frequency = scaling.scaled(*frequency));
+        }
+        RotaryTable::with_frequencies(&self.device, self.dtype, positions, &frequencies)
     }
 }
 
@@ -94,6 +101,7 @@ mod tests {
             dtype: DType::F32,
             dim: 8,
             base,
+            scaling: None,
             positions: positions.to_vec(),
         };
         let row = 8 * 4; // cosines and sines of four angles

@@ -69,6 +69,8 @@ impl ModelArgs {
             (rotary, "--position-embedding-type rope", learned),
             (self.rotary_base != 10_000.0, "--rotary-base", learned),
             (self.rotary_percent != 1.0, "--rotary-percent", learned),
+            (self.use_rope_scaling, "--use-rope-scaling", learned),
+            (self.use_parallel_residual, "--use-parallel-residual", "leave it out"),
             (self.window_size.is_some(), "--window-size", everywhere),
             (self.window_attn_skip_freq.is_some(), "--window-attn-skip-freq", everywhere),
             (self.attn_logit_softcapping.is_some(), "--attn-logit-softcapping", "leave it out"),

@@ -3,6 +3,7 @@
 use clap::{Args, ValueEnum};
 use ferrotron::models::gpt::{ActivationKind, GptConfig, Normalization, PositionEmbedding};
 use ferrotron::models::presets::Preset;
+use ferrotron::nn::RopeScaling;
 use ferrotron::{Error, Result};
 
 /// The family whose choices are the defaults.
@@ -90,6 +91,12 @@ pub struct ModelArgs {
     /// Fraction of each head that is rotated: less than 1 in GPT-NeoX
     #[arg(long, value_name = "X", default_value_t = 1.0)]
     pub rotary_percent: f64,
+    /// Scale the rotary frequencies for long sequences, as in Llama 3.1
+    #[arg(long)]
+    pub use_rope_scaling: bool,
+    /// Factor of --use-rope-scaling: 32 in Llama 3.2
+    #[arg(long, value_name = "X", default_value_t = 8.0, requires = "use_rope_scaling")]
+    pub rope_scaling_factor: f64,
     /// Sliding window: keys that a query sees, its own among them; Mistral has 4096 [default: all earlier ones]
     #[arg(long, value_name = "N")]
     pub window_size: Option<usize>,
@@ -105,6 +112,9 @@ pub struct ModelArgs {
     /// A bias for queries, keys and values although linear layers have none, as in Qwen 2
     #[arg(long)]
     pub add_qkv_bias: bool,
+    /// Let attention and MLP of a block read the same input, as in GPT-NeoX
+    #[arg(long)]
+    pub use_parallel_residual: bool,
     /// Norm of the residual stream [default: LayerNorm; llama: RMSNorm]
     #[arg(long, value_enum)]
     pub normalization: Option<NormalizationArg>,
@@ -200,6 +210,9 @@ impl ModelArgs {
         config.num_query_groups = groups;
         config.rotary_base = self.rotary_base;
         config.rotary_percent = self.rotary_percent;
+        config.rope_scaling =
+            self.use_rope_scaling.then(|| RopeScaling::llama3(self.rope_scaling_factor));
+        config.use_parallel_residual = self.use_parallel_residual;
         config.window_size = self.window_size;
         config.window_attn_skip_freq = self.window_attn_skip_freq;
         config.attn_logit_softcapping = self.attn_logit_softcapping;

@@ -7,13 +7,13 @@ use std::fs;
 use std::path::Path;
 
 use super::config::write_config;
-use super::{Orientation, PREFIX, their_name};
+use super::families::{Family, family, family_of};
 use crate::io::tensor_file::{Fault, cannot, replace, write_bytes, write_tensors};
 use crate::io::tokenizer::Tokenizer;
 use crate::model::gpt::Gpt;
 
-/// Writes `gpt` into `folder`, as `GPT2LMHeadModel.save_pretrained` would, so that
-/// `from_pretrained(folder)` loads the same numbers.
+/// Writes `gpt` into `folder`, as the `save_pretrained` of the first family that holds it would: GPT-2, Llama, Mistral,
+/// Qwen 2, Qwen 3 or GPT-NeoX. `AutoModelForCausalLM.from_pretrained(folder)` loads the same numbers.
 ///
 /// ```
 /// use ferrotron_models::gpt::{Gpt, GptConfig};
@@ -23,32 +23,42 @@ use crate::model::gpt::Gpt;
 /// # let dir = tempfile::tempdir().unwrap();
 /// # let folder = dir.path().join("export");
 /// let scope = Scope::new(&Device::cpu(1)?, DType::F32, 1234);
-/// let gpt = Gpt::new(&scope, &GptConfig::gpt2(65, 2, 32, 4, 16))?;
+/// let gpt = Gpt::new(&scope, &GptConfig::llama(65, 2, 32, 4, 2, 16))?;
 /// hugging_face::export(&gpt, &folder)?;
+/// assert_eq!(hugging_face::model_type(&folder)?, "llama");
 /// assert_eq!(hugging_face::read_config(&folder)?, *gpt.config());
 /// # Ok::<(), ferrotron_tensor::Error>(())
 /// ```
 ///
 /// # Errors
-/// A model that GPT-2 there cannot be (rotary positions, RMSNorm, SwiGLU, grouped queries, no biases, an
-/// untied head); a folder that cannot be written or is a checkpoint.
+/// A model that no family holds, naming what differs in the nearest; a folder that cannot be written or is a
+/// checkpoint.
 pub fn export(gpt: &Gpt, folder: &Path) -> Result<()> {
-    let params = gpt.params();
-    let dtype = params[0].compute_dtype();
-    let config = write_config(gpt.config(), dtype)?;
+    write(gpt, family_of(gpt.config())?, folder)
+}
+
+/// As [`export`], as the family whose `model_type` is given.
+///
+/// # Errors
+/// Errors of [`export`]; a family that is not supported or does not hold this model.
+pub fn export_as(gpt: &Gpt, model_type: &str, folder: &Path) -> Result<()> {
+    let unknown = |reason: String| Error::config("hugging_face", format!("the export {reason}"));
+    let family = family(model_type).map_err(unknown)?;
+    write(gpt, family.holding(gpt.config())?, folder)
+}
+
+fn write(gpt: &Gpt, family: &Family, folder: &Path) -> Result<()> {
+    let (params, config) = (gpt.params(), gpt.config());
     let mut tensors = Vec::new();
     for param in &params {
-        let Some((name, orientation)) = their_name(param.name()) else {
-            return Err(Error::config("hugging_face", format!("GPT-2 has no '{}'", param.name())));
-        };
         let value = param.leaf().value()?;
-        let value = match orientation {
-            Orientation::Same => value,
-            Orientation::Transposed => value.transpose(0, 1)?,
+        let Some(mapping) = family.mapping(config, param.name(), value.dims()[0]) else {
+            let message = format!("{} has no '{}'", family.model_type, param.name());
+            return Err(Error::config("hugging_face", message));
         };
-        tensors.push((format!("{PREFIX}{name}"), value));
+        tensors.extend(mapping.split(&value)?);
     }
-    write_folder(folder, &config, tensors)
+    write_folder(folder, &write_config(family, config, params[0].compute_dtype()), tensors)
 }
 
 /// Writes a model of `config` and `tensors`.

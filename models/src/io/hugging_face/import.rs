@@ -1,11 +1,13 @@
 //! From Hugging Face.
 
 use ferrotron_nn::{Module, Scope};
-use ferrotron_tensor::{DType, Device, Error, Result, Tensor};
-use std::collections::{BTreeMap, BTreeSet};
+use ferrotron_tensor::{DType, Device, Error, Result};
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-use super::{HEAD, Orientation, PREFIX, read_config, their_name};
+use super::config::{read_config, read_family};
+use super::families::Family;
+use super::source::Source;
 use crate::io::tensor_file::{Fault, TensorFile};
 use crate::io::tokenizer::Tokenizer;
 use crate::model::gpt::Gpt;
@@ -21,33 +23,13 @@ pub fn is_folder(path: &Path) -> bool {
 /// # Errors
 /// Errors of [`read_config`]; malformed or missing files; a weight that is no floating-point number.
 pub fn stored_dtypes(folder: &Path) -> Result<Vec<DType>> {
-    read_config(folder)?;
-    let read = || {
-        let files = open_files(folder)?;
-        let mut dtypes = Vec::new();
-        for (file, key) in stored_weights(&files).into_values() {
-            let (dtype, _) = describe(&files[file], &key)?;
-            if !dtypes.contains(&dtype) {
-                dtypes.push(dtype);
-            }
-        }
-        Ok(dtypes)
-    };
-    read().map_err(|fault: Fault| Error::io("hugging_face", fault))
+    let (family, _) = read_family(folder)?;
+    source(folder, family).and_then(|source| source.dtypes()).map_err(failed)
 }
 
-/// The narrowest dtype that holds every number of all `dtypes` exactly: for two that differ f32, unless one is f64.
-pub fn common_dtype(dtypes: &[DType]) -> DType {
-    match dtypes {
-        [one] => *one,
-        several if several.contains(&DType::F64) => DType::F64,
-        _ => DType::F32,
-    }
-}
-
-/// Imports the GPT-2 in `folder`, one file or several, with weights of the given dtype. They are the same bits where
-/// they are stored in it, else rounded to nearest. [`stored_dtypes`] and [`common_dtype`] say in which dtype nothing is
-/// lost.
+/// Imports the language model in `folder`, one file or several, with weights of the given dtype. They are the same
+/// bits where they are stored in it, else rounded to nearest. [`stored_dtypes`] and [`common_dtype`] say in which dtype
+/// nothing is lost.
 ///
 /// ```no_run
 /// use ferrotron_models::hugging_face;
@@ -61,12 +43,29 @@ pub fn common_dtype(dtypes: &[DType]) -> DType {
 ///
 /// # Errors
 /// Errors of [`read_config`]; malformed or missing files; tensors that are missing, unknown or of another
-/// shape; a head of its own.
+/// shape; a head that differs from the token embedding where both are tied.
 pub fn import(folder: &Path, device: &Device, dtype: DType) -> Result<Gpt> {
+    let (family, config) = read_family(folder)?;
     // Every weight is read, so the seed decides nothing.
-    let gpt = Gpt::new(&Scope::new(device, dtype, 0), &read_config(folder)?)?;
-    fill(folder, &gpt).map_err(|fault| Error::io("hugging_face", fault))?;
+    let gpt = Gpt::new(&Scope::new(device, dtype, 0), &config)?;
+    let fill = || {
+        let mut source = source(folder, family)?;
+        if config.tie_embeddings {
+            source.check_copy(family.head, &family.embedding(), device)?;
+        }
+        source.fill(&gpt.params(), |ours, rows| family.mapping(&config, ours, rows))
+    };
+    fill().map_err(failed)?;
     Ok(gpt)
+}
+
+/// The weights of a model of `family` in `folder`.
+fn source<'a>(folder: &'a Path, family: &Family) -> std::result::Result<Source<'a>, Fault> {
+    Ok(Source::new(folder, open_files(folder)?, |key| family.full_name(key)))
+}
+
+pub(super) fn failed(fault: Fault) -> Error {
+    Error::io("hugging_face", fault)
 }
 
 /// The tokenizer of `folder`: its `tokenizer.json`, or GPT-2's if the vocabulary has that size.
@@ -82,9 +81,6 @@ pub fn read_tokenizer(folder: &Path) -> Result<Option<Tokenizer>> {
     Ok((vocab_size == Tokenizer::Gpt2.vocab_size()).then_some(Tokenizer::Gpt2))
 }
 
-/// A tensor's file, by its number, and its name there.
-pub(super) type Stored = (usize, String);
-
 /// The weight files of `folder` with their headers, closed: a folder may have more files than a process may open.
 pub(super) fn open_files(folder: &Path) -> std::result::Result<Vec<TensorFile>, Fault> {
     let open = |path: &PathBuf| {
@@ -93,106 +89,6 @@ pub(super) fn open_files(folder: &Path) -> std::result::Result<Vec<TensorFile>, 
         Ok(file)
     };
     weight_files(folder)?.iter().map(open).collect()
-}
-
-/// The weights of `files` by their names without the prefix; masks are none.
-fn stored_weights(files: &[TensorFile]) -> BTreeMap<String, Stored> {
-    let mut stored = BTreeMap::new();
-    for (file, opened) in files.iter().enumerate() {
-        for key in opened.names() {
-            let name = key.strip_prefix(PREFIX).unwrap_or(&key).to_string();
-            if !name.ends_with(".attn.bias") && !name.ends_with(".attn.masked_bias") {
-                stored.insert(name, (file, key));
-            }
-        }
-    }
-    stored
-}
-
-/// Dtype and dims of a weight.
-pub(super) fn describe<'a>(
-    file: &'a TensorFile,
-    key: &str,
-) -> std::result::Result<(DType, &'a [usize]), Fault> {
-    let (dtype, dims) = file.describe(key)?;
-    match dtype {
-        DType::F64 | DType::F32 | DType::BF16 | DType::F16 => Ok((dtype, dims)),
-        _ => Err(format!(
-            "'{key}' in '{}' has dtype {dtype}: weights must be f64, f32, bf16 or f16",
-            file.path().display()
-        )),
-    }
-}
-
-fn fill(folder: &Path, gpt: &Gpt) -> std::result::Result<(), Fault> {
-    let mut files = open_files(folder)?;
-    let mut stored = stored_weights(&files);
-    let head = stored.remove(HEAD);
-    let embedding = stored.get("wte.weight").cloned();
-    let mut last = 0; // the one file that may be open
-    for param in gpt.params() {
-        let (name, orientation) =
-            their_name(param.name()).ok_or_else(|| format!("GPT-2 has no '{}'", param.name()))?;
-        let (file, key) = stored
-            .remove(&name)
-            .ok_or_else(|| format!("'{}' has no tensor '{name}'", folder.display()))?;
-        let dims = |dims: &[usize]| match orientation {
-            Orientation::Same => dims.to_vec(),
-            Orientation::Transposed => dims.iter().rev().copied().collect(),
-        };
-        let wanted: Vec<usize> = dims(param.leaf().dims());
-        let found = describe(&files[file], &key)?.1;
-        if found != wanted {
-            let path = folder.display();
-            return Err(format!(
-                "'{key}' in '{path}' is {found:?}, but config.json makes it {wanted:?}"
-            ));
-        }
-        if last != file {
-            files[last].close();
-            last = file;
-        }
-        let value = read(&mut files[file], &key, param.leaf().device())?;
-        let write = |target: &mut Tensor| {
-            let value = value.cast(target.dtype())?;
-            match orientation {
-                Orientation::Same => target.copy_from(&value),
-                Orientation::Transposed => target.copy_from(&value.transpose(0, 1)?),
-            }
-        };
-        param.leaf().write_value(write).map_err(|error| error.to_string())?;
-    }
-    if let Some(name) = stored.keys().next() {
-        return Err(format!("'{}' has a tensor '{name}' that GPT-2 has not", folder.display()));
-    }
-    if let (Some((file, key)), Some((wte_file, wte))) = (head, embedding) {
-        let device = gpt.params()[0].leaf().device().clone();
-        let head = read(&mut files[file], &key, &device)?;
-        let wte = read(&mut files[wte_file], &wte, &device)?;
-        let dtype = common_dtype(&[head.dtype(), wte.dtype()]);
-        let same = || Ok(head.cast(dtype)?.bytes()? == wte.cast(dtype)?.bytes()?);
-        let same_bytes = same().map_err(|error: Error| error.to_string())?;
-        if head.dims() != wte.dims() || !same_bytes {
-            return Err(format!(
-                "'{HEAD}' in '{}' differs from the token embedding: a head of its own is not supported here",
-                folder.display()
-            ));
-        }
-    }
-    Ok(())
-}
-
-/// Reads a tensor as it is stored.
-pub(super) fn read(
-    file: &mut TensorFile,
-    key: &str,
-    device: &Device,
-) -> std::result::Result<Tensor, Fault> {
-    let (dtype, dims) = file.describe(key)?;
-    let mut tensor = Tensor::empty(device, dtype, dims).map_err(|error| error.to_string())?;
-    let read = tensor.write_bytes(|bytes| Ok(file.read(key, 0, bytes)));
-    read.map_err(|error| error.to_string())??;
-    Ok(tensor)
 }
 
 /// `model.safetensors`, or the files that `model.safetensors.index.json` lists.

@@ -7,7 +7,7 @@ use crate::training::batch_size::{BatchSize, BatchSizeConfig};
 use crate::training::trainer::{Trainer, TrainerConfig};
 use ferrotron_autograd::no_grad;
 use ferrotron_nn::schedule::LrSchedule;
-use ferrotron_nn::{Context, Mode, Module, Scope};
+use ferrotron_nn::{Context, Mode, Module, Param, Scope};
 use ferrotron_tensor::{DType, Device, Result, Tensor};
 use serde_json::Value;
 use std::fs;
@@ -94,18 +94,22 @@ fn what_goes_out_comes_back_bit_by_bit() -> Result<()> {
     Ok(())
 }
 
+/// A parameter of the fixture as it is stored there.
+fn as_stored(param: &Param) -> Result<(String, Tensor)> {
+    let value = param.leaf().value()?;
+    let (family, config) = config::read_family(&fixture())?;
+    let mapping = family.mapping(&config, param.name(), value.dims()[0]).unwrap();
+    Ok(mapping.split(&value)?.remove(0))
+}
+
 /// The fixture's tensors with random bits (NaN, infinities and denormal numbers among them) of `dtype`, which
 /// decides by name.
 fn folder_of_random_bits(folder: &Path, dtype: impl Fn(&str) -> DType) -> Result<()> {
     let device = Device::cpu(1)?;
     let mut tensors = Vec::new();
     for (seed, param) in import(&fixture(), DType::F32)?.params().iter().enumerate() {
-        let (name, orientation) = their_name(param.name()).unwrap();
-        let mut dims = param.leaf().dims().to_vec();
-        if orientation == Orientation::Transposed {
-            dims.reverse();
-        }
-        let mut tensor = Tensor::empty(&device, dtype(&name), &dims)?;
+        let (name, value) = as_stored(param)?;
+        let mut tensor = Tensor::empty(&device, dtype(&name), value.dims())?;
         let mut state = seed as u64 + 1;
         tensor.write_bytes(|bytes| {
             bytes.iter_mut().for_each(|byte| {
@@ -117,7 +121,7 @@ fn folder_of_random_bits(folder: &Path, dtype: impl Fn(&str) -> DType) -> Result
             });
             Ok(())
         })?;
-        tensors.push((format!("{PREFIX}{name}"), tensor));
+        tensors.push((name, tensor));
     }
     fs::copy(fixture().join("config.json"), folder.join("config.json")).unwrap();
     crate::io::tensor_file::write_tensors(&folder.join("model.safetensors"), None, tensors)
@@ -167,8 +171,8 @@ fn of_several_dtypes_the_narrowest_that_holds_all_is_taken() -> Result<()> {
         assert!(stored.len() == 2 && stored.contains(&norms) && stored.contains(&others));
         assert_eq!(common_dtype(&stored), wanted);
         let gpt = import(dir.path(), wanted)?;
-        for param in gpt.params() {
-            let own = if is_norm(&their_name(param.name()).unwrap().0) { norms } else { others };
+        for param in &gpt.params() {
+            let own = if is_norm(&as_stored(param)?.0) { norms } else { others };
             let wide = param.leaf().value()?;
             let back = wide.cast(own)?.cast(wanted)?;
             let same = |(a, b): (&f64, &f64)| a == b || (a.is_nan() && b.is_nan());
@@ -206,12 +210,10 @@ fn a_model_in_several_files_and_a_stored_head_are_read() -> Result<()> {
     let gpt = import(&fixture(), DType::F32)?;
     let mut map = serde_json::Map::new();
     let mut tensors: Vec<(String, Tensor)> = Vec::new();
-    for param in gpt.params() {
-        let (name, orientation) = their_name(param.name()).unwrap();
-        let value = param.leaf().value()?;
-        let value = if orientation == Orientation::Same { value } else { value.transpose(0, 1)? };
-        if name == "wte.weight" {
-            tensors.push((HEAD.to_string(), value.clone()));
+    for param in &gpt.params() {
+        let (name, value) = as_stored(param)?;
+        if name == "transformer.wte.weight" {
+            tensors.push(("lm_head.weight".to_string(), value.clone()));
         }
         tensors.push((name, value));
     }
@@ -231,7 +233,8 @@ fn a_model_in_several_files_and_a_stored_head_are_read() -> Result<()> {
     tensors[0].1 = Tensor::zeros(tensors[0].1.device(), DType::F32, tensors[0].1.dims())?;
     crate::io::tensor_file::write_tensors(&dir.path().join("model.safetensors"), None, tensors)
         .unwrap();
-    assert!(message(import(dir.path(), DType::F32)).contains("a head of its own"));
+    let error = message(import(dir.path(), DType::F32));
+    assert!(error.contains("differs from 'transformer.wte.weight': config.json says"), "{error}");
     Ok(())
 }
 
@@ -245,7 +248,9 @@ fn other_models_are_refused_by_name() -> Result<()> {
         message(read_config(dir.path()))
     };
     for (what, other, wanted) in [
-        ("\"gpt2\"", "\"llama\"", "model_type 'llama': only gpt2"),
+        ("\"gpt2\"", "\"mamba\"", "model_type 'mamba': supported are gpt2, llama, "),
+        ("\"gpt2\"", "\"mixtral\"", "'mixtral', which needs experts: supported are gpt2, "),
+        ("\"gpt2\"", "\"llama\"", "has hidden_size null"),
         ("gelu_new", "silu", "activation_function 'silu': supported are gelu_new, "),
         ("\"n_embd\": 16", "\"n_embd\": \"wide\"", "has n_embd \"wide\""),
         ("\"n_head\": 2", "\"n_head\": 3", "num-attention-heads 3 does not divide"),
@@ -257,17 +262,20 @@ fn other_models_are_refused_by_name() -> Result<()> {
     }
     assert!(message(read_config(&dir.path().join("none"))).contains("config.json' cannot be read"));
 
-    let llama = Gpt::new(
-        &Scope::new(&Device::cpu(1)?, DType::F32, 1),
-        &GptConfig::llama(13, 1, 8, 2, 1, 8),
-    )?;
-    let error = message(export(&llama, &dir.path().join("out")));
+    let scope = Scope::new(&Device::cpu(1)?, DType::F32, 1);
+    let odd = GptConfig { add_bias: true, ..GptConfig::llama(13, 1, 8, 2, 1, 8) };
+    let odd = Gpt::new(&scope, &odd)?;
+    let error = message(export(&odd, &dir.path().join("out")));
     assert!(
         error.ends_with(
-            "has no rotary positions, no RMSNorm, no SwiGLU, no grouped-query attention, no layers without biases, no untied head"
+            "cannot be a Hugging Face llama, where it would have add_bias false instead of true"
         ),
         "{error}"
     );
+    let error = message(export_as(&odd, "mistral", &dir.path().join("out")));
+    assert!(error.contains("Hugging Face mistral, where it would have add_bias false"), "{error}");
+    let error = message(export_as(&odd, "opt", &dir.path().join("out")));
+    assert!(error.contains("'opt', which needs positions that begin at 2: supported"), "{error}");
     assert!(!dir.path().join("out").exists());
     Ok(())
 }
@@ -298,7 +306,7 @@ fn malformed_files_are_named() -> Result<()> {
     let length = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
     let header = std::str::from_utf8(&bytes[8..8 + length]).unwrap();
     for (what, other, wanted) in [
-        ("h.0.ln_1.weight", "h.0.ln_9.weight", "has no tensor 'h.0.ln_1.weight'"),
+        ("h.0.ln_1.weight", "h.0.ln_9.weight", "has no tensor 'transformer.h.0.ln_1.weight'"),
         ("[16,48]", "[48,16]", "is [48, 16], but config.json makes it [16, 48]"),
         ("\"F32\",\"shape\":[40,16]", "\"I32\",\"shape\":[40,16]", "has dtype I32"),
         (

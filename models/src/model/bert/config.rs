@@ -188,6 +188,7 @@ impl BertConfig {
             },
             norm: self.norm(),
             norm_placement: self.norm_placement,
+            parallel_residual: false,
             hidden_dropout: self.hidden_dropout,
         }
     }

@@ -42,15 +42,32 @@ impl RotaryTable {
         dim: usize,
         base: f64,
     ) -> Result<RotaryTable> {
+        Self::with_frequencies(device, dtype, positions, &Self::frequencies(dim, base)?)
+    }
+
+    /// The frequencies base^(-2i / dim) of the dim / 2 pairs.
+    ///
+    /// Errors if `dim` is odd or `base` is not positive.
+    pub fn frequencies(dim: usize, base: f64) -> Result<Vec<f64>> {
         if !dim.is_multiple_of(2) {
             return Err(Error::shape("rotary_table", format!("the dim must be even, got {dim}")));
         }
         if !(base.is_finite() && base > 0.0) {
             return Err(Error::value("rotary_table", format!("base must be positive, got {base}")));
         }
-        let half = dim / 2;
-        let frequencies: Vec<f64> =
-            (0..half).map(|i| base.powf(-2.0 * i as f64 / dim as f64)).collect();
+        Ok((0..dim / 2).map(|i| base.powf(-2.0 * i as f64 / dim as f64)).collect())
+    }
+
+    /// The table of these positions whose angles are position times frequency, for models that scale the frequencies.
+    ///
+    /// Errors if `dtype` is not a float.
+    pub fn with_frequencies(
+        device: &Device,
+        dtype: DType,
+        positions: impl IntoIterator<Item = usize>,
+        frequencies: &[f64],
+    ) -> Result<RotaryTable> {
+        let half = frequencies.len();
         let positions: Vec<f64> = positions.into_iter().map(|position| position as f64).collect();
         dispatch_float!("rotary_table", dtype, T => {
             type Acc = <T as Element>::Acc;
@@ -60,7 +77,7 @@ impl RotaryTable {
                     for_rows(device, (table, half), work, |first, rows| {
                         let rows = rows.chunks_exact_mut(half).zip(&positions[first..]);
                         for (row, position) in rows {
-                            for (x, frequency) in row.iter_mut().zip(&frequencies) {
+                            for (x, frequency) in row.iter_mut().zip(frequencies) {
                                 *x = Real::from_f64(f(position * frequency));
                             }
                         }

@@ -4,7 +4,9 @@ use ferrotron_tensor::{DType, Error, Result};
 use serde_json::{Value, json};
 use std::path::Path;
 
-use crate::io::hugging_face::config::{ACTIVATIONS, dtype_name, number, read_json, size};
+use crate::io::hugging_face::json::{
+    activation, activation_name, dtype_name, number, only, read_json, size,
+};
 use crate::model::bert::{BertConfig, NormPlacement};
 
 /// Values of `model_type`, and where the norms are then.
@@ -25,18 +27,9 @@ fn from_json(config: &Value, binary_head: bool) -> std::result::Result<BertConfi
     let Some((_, placement)) = KINDS.iter().find(|(name, _)| *name == kind) else {
         return Err(format!("describes model_type '{kind}': a BERT has bert or megatron-bert"));
     };
-    let activation = config["hidden_act"].as_str().unwrap_or("gelu");
-    let Some((_, activation)) = ACTIVATIONS.iter().find(|(name, _)| *name == activation) else {
-        let known = ACTIVATIONS.map(|(name, _)| name).join(", ");
-        return Err(format!("has hidden_act '{activation}': supported are {known}"));
-    };
-    for (name, only) in
-        [("is_decoder", false), ("add_cross_attention", false), ("tie_word_embeddings", true)]
-    {
-        if config[name].as_bool().unwrap_or(only) != only {
-            return Err(format!("has {name} {}: only {only} is supported", config[name]));
-        }
-    }
+    only(config, "is_decoder", false)?;
+    only(config, "add_cross_attention", false)?;
+    only(config, "tie_word_embeddings", true)?;
     let positions = config["position_embedding_type"].as_str().unwrap_or("absolute");
     if positions != "absolute" {
         return Err(format!(
@@ -56,7 +49,7 @@ fn from_json(config: &Value, binary_head: bool) -> std::result::Result<BertConfi
         num_token_types: size(config, "type_vocab_size")?,
         norm_epsilon: number(config, "layer_norm_eps", 1e-12)?,
         init_method_std: number(config, "initializer_range", 0.02)?,
-        activation: *activation,
+        activation: activation(config, "hidden_act", "gelu")?,
         binary_head,
         ..bert
     })
@@ -69,8 +62,6 @@ pub(super) fn write_config(config: &BertConfig, dtype: DType) -> Value {
         NormPlacement::Pre => ("megatron-bert", "MegatronBert"),
     };
     let head = if config.binary_head { "ForPreTraining" } else { "ForMaskedLM" };
-    let activation = ACTIVATIONS.iter().find(|(_, ours)| *ours == config.activation);
-    let (activation, _) = activation.expect("a BERT has no gated activation");
     json!({
         "architectures": [format!("{class}{head}")],
         "model_type": model_type,
@@ -81,7 +72,7 @@ pub(super) fn write_config(config: &BertConfig, dtype: DType) -> Value {
         "intermediate_size": config.ffn_hidden_size,
         "max_position_embeddings": config.max_position_embeddings,
         "type_vocab_size": config.num_token_types,
-        "hidden_act": activation,
+        "hidden_act": activation_name(config.activation),
         "layer_norm_eps": config.norm_epsilon,
         "initializer_range": config.init_method_std,
         "hidden_dropout_prob": config.hidden_dropout,

@@ -21,13 +21,14 @@
 mod config;
 
 use ferrotron_nn::{Module, Scope};
-use ferrotron_tensor::{DType, Device, Error, Result, Tensor};
-use std::collections::BTreeMap;
+use ferrotron_tensor::{DType, Device, Error, Result};
 use std::path::Path;
 
 use super::export::write_folder;
-use super::import::{Stored, describe, open_files, read};
-use crate::io::tensor_file::{Fault, TensorFile};
+use super::import::{failed, open_files};
+use super::mapping::{Form, Mapping};
+use super::source::Source;
+use crate::io::tensor_file::Fault;
 use crate::model::bert::{Bert, BertConfig, NormPlacement};
 
 use config::{parse, write_config};
@@ -65,14 +66,14 @@ const BLOCK: [(&str, &str); 3] = [
     ("mlp.proj", "output.dense"),
 ];
 
-/// Names of the tensors there that follow one another in one of our parameters.
-fn their_names(ours: &str, placement: NormPlacement) -> Option<Vec<String>> {
+/// The tensors there that make the parameter `ours`, of `rows` rows.
+fn mapping(ours: &str, rows: usize, placement: NormPlacement) -> Option<Mapping> {
     let (layer, kind) = ours.rsplit_once('.')?;
     let find = |table: &[(&str, &'static str)], layer: &str| {
         table.iter().find(|(ours, _)| *ours == layer).map(|(_, theirs)| *theirs)
     };
     let Some(rest) = layer.strip_prefix("blocks.") else {
-        return Some(vec![format!("{}.{kind}", find(&LAYERS, layer)?)]);
+        return Some(Mapping::same(format!("{}.{kind}", find(&LAYERS, layer)?), rows));
     };
     let (block, layer) = rest.split_once('.')?;
     let norms = match placement {
@@ -86,25 +87,21 @@ fn their_names(ours: &str, placement: NormPlacement) -> Option<Vec<String>> {
         }
         None => return None,
     };
-    Some(layers.iter().map(|layer| format!("bert.encoder.layer.{block}.{layer}.{kind}")).collect())
+    let rows = rows / layers.len();
+    let name = |layer: &String| (format!("bert.encoder.layer.{block}.{layer}.{kind}"), rows);
+    Some(Mapping { parts: layers.iter().map(name).collect(), form: Form::Same })
 }
 
 /// The weights of `files` by the names of new files; buffers are none.
-fn stored_weights(files: &[TensorFile]) -> BTreeMap<String, Stored> {
-    let mut stored = BTreeMap::new();
-    for (file, opened) in files.iter().enumerate() {
-        for key in opened.names() {
-            let name = match key.rsplit_once('.') {
-                Some((norm, "gamma")) => format!("{norm}.weight"),
-                Some((norm, "beta")) => format!("{norm}.bias"),
-                _ => key.clone(),
-            };
-            if name != "bert.embeddings.position_ids" {
-                stored.insert(name, (file, key));
-            }
-        }
-    }
-    stored
+fn source(folder: &Path) -> std::result::Result<Source<'_>, Fault> {
+    Ok(Source::new(folder, open_files(folder)?, |key| {
+        let name = match key.rsplit_once('.') {
+            Some((norm, "gamma")) => format!("{norm}.weight"),
+            Some((norm, "beta")) => format!("{norm}.bias"),
+            _ => key.to_string(),
+        };
+        (name != "bert.embeddings.position_ids").then_some(name)
+    }))
 }
 
 /// The configuration of the BERT in `folder`, whose weights tell whether it has a head for the order. Dropout is a
@@ -114,8 +111,7 @@ fn stored_weights(files: &[TensorFile]) -> BTreeMap<String, Stored> {
 /// A folder without a readable `config.json` or weights; a model other than BERT or a variant that is not supported, by
 /// name.
 pub fn read_config(folder: &Path) -> Result<BertConfig> {
-    let files = open_files(folder).map_err(failed)?;
-    parse(folder, stored_weights(&files).contains_key(ORDER_HEAD))
+    parse(folder, source(folder).map_err(failed)?.has(ORDER_HEAD))
 }
 
 /// Imports the BERT in `folder`, one file or several, with weights of the given dtype. They are the same bits where
@@ -134,103 +130,21 @@ pub fn read_config(folder: &Path) -> Result<BertConfig> {
 /// Errors of [`read_config`]; malformed or missing files; tensors that are missing, unknown or of another shape; an
 /// output layer of its own.
 pub fn import(folder: &Path, device: &Device, dtype: DType) -> Result<Bert> {
-    let mut files = open_files(folder).map_err(failed)?;
-    let stored = stored_weights(&files);
-    let config = parse(folder, stored.contains_key(ORDER_HEAD))?;
+    let mut source = source(folder).map_err(failed)?;
+    let config = parse(folder, source.has(ORDER_HEAD))?;
     // Every weight is read, so the seed decides nothing.
     let bert = Bert::new(&Scope::new(device, dtype, 0), &config)?;
-    let mut source = Source { folder, files: &mut files, stored, open: 0 };
-    source.fill(&bert, device).map_err(failed)?;
-    Ok(bert)
-}
-
-fn failed(fault: Fault) -> Error {
-    Error::io("hugging_face", fault)
-}
-
-/// The weight files of a folder, with what was not read yet.
-struct Source<'a> {
-    folder: &'a Path,
-    files: &'a mut [TensorFile],
-    stored: BTreeMap<String, Stored>,
-    /// The one file that may be open.
-    open: usize,
-}
-
-impl Source<'_> {
-    fn fill(&mut self, bert: &Bert, device: &Device) -> std::result::Result<(), Fault> {
-        let config = bert.config();
+    let mut fill = || {
         for (copy, original) in TIED {
-            self.check_copy(copy, original, device)?;
+            source.check_copy(copy, original, device)?;
         }
         if !config.binary_head {
-            self.stored.retain(|name, _| !name.starts_with("bert.pooler."));
+            source.leave_out(|name| name.starts_with("bert.pooler."));
         }
-        for param in bert.params() {
-            let names = their_names(param.name(), config.norm_placement)
-                .ok_or_else(|| format!("BERT has no '{}'", param.name()))?;
-            let mut dims = param.leaf().dims().to_vec();
-            dims[0] /= names.len();
-            let parts = names.iter().map(|name| self.take(name, &dims, device));
-            let parts = parts.collect::<std::result::Result<Vec<Tensor>, Fault>>()?;
-            let write = |target: &mut Tensor| {
-                for (i, part) in parts.iter().enumerate() {
-                    let part = part.cast(target.dtype())?;
-                    target.narrow_mut(0, i * dims[0], dims[0], |rows| rows.copy_from(&part))?;
-                }
-                Ok(())
-            };
-            param.leaf().write_value(write).map_err(|error| error.to_string())?;
-        }
-        let Some(name) = self.stored.keys().next() else { return Ok(()) };
-        let folder = self.folder.display();
-        Err(format!("'{folder}' has a tensor '{name}' that this model has not"))
-    }
-
-    /// Reads a tensor of `dims`, once.
-    fn take(
-        &mut self,
-        name: &str,
-        dims: &[usize],
-        device: &Device,
-    ) -> std::result::Result<Tensor, Fault> {
-        let folder = self.folder.display();
-        let (file, key) =
-            self.stored.remove(name).ok_or_else(|| format!("'{folder}' has no tensor '{name}'"))?;
-        let found = describe(&self.files[file], &key)?.1;
-        if found != dims {
-            return Err(format!(
-                "'{key}' in '{folder}' is {found:?}, but config.json makes it {dims:?}"
-            ));
-        }
-        if self.open != file {
-            self.files[self.open].close();
-            self.open = file;
-        }
-        read(&mut self.files[file], &key, device)
-    }
-
-    /// Errors unless `copy`, if it is stored, holds the bytes of `original`.
-    fn check_copy(
-        &mut self,
-        copy: &str,
-        original: &str,
-        device: &Device,
-    ) -> std::result::Result<(), Fault> {
-        let Some((file, key)) = self.stored.remove(copy) else { return Ok(()) };
-        let Some((first_file, first)) = self.stored.get(original).cloned() else { return Ok(()) };
-        let again = read(&mut self.files[file], &key, device)?;
-        let value = read(&mut self.files[first_file], &first, device)?;
-        let same = |a: &Tensor, b: &Tensor| Ok::<_, Error>(a.bytes()? == b.bytes()?);
-        let same_bytes = same(&again, &value).map_err(|error| error.to_string())?;
-        if again.dims() != value.dims() || again.dtype() != value.dtype() || !same_bytes {
-            let folder = self.folder.display();
-            return Err(format!(
-                "'{copy}' in '{folder}' differs from '{original}': an output layer of its own is not supported here"
-            ));
-        }
-        Ok(())
-    }
+        source.fill(&bert.params(), |ours, rows| mapping(ours, rows, config.norm_placement))
+    };
+    fill().map_err(failed)?;
+    Ok(bert)
 }
 
 /// Writes `bert` into `folder` as `save_pretrained` would. `from_pretrained(folder)` of `BertForPreTraining` or,
@@ -257,14 +171,11 @@ pub fn export(bert: &Bert, folder: &Path) -> Result<()> {
     let (params, placement) = (bert.params(), bert.config().norm_placement);
     let mut tensors = Vec::new();
     for param in &params {
-        let Some(names) = their_names(param.name(), placement) else {
+        let value = param.leaf().value()?;
+        let Some(mapping) = mapping(param.name(), value.dims()[0], placement) else {
             return Err(Error::config("hugging_face", format!("BERT has no '{}'", param.name())));
         };
-        let value = param.leaf().value()?;
-        let rows = value.dims()[0] / names.len();
-        for (i, name) in names.into_iter().enumerate() {
-            tensors.push((name, value.narrow(0, i * rows, rows)?));
-        }
+        tensors.extend(mapping.split(&value)?);
     }
     let config = write_config(bert.config(), params[0].compute_dtype());
     write_folder(folder, &config, tensors)

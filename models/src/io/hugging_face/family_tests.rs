@@ -1,0 +1,207 @@
+//! Every family against `transformers` (numbers checked in under tests/hf/families), there and back.
+
+use super::*;
+use crate::model::generate::{Sampling, generate};
+use crate::model::gpt::{Gpt, GptConfig};
+use ferrotron_autograd::no_grad;
+use ferrotron_nn::{Context, Module, RopeScaling};
+use ferrotron_tensor::{DType, Device, Result, Tensor};
+use serde_json::Value;
+use std::fs;
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+
+/// The folders, with their families.
+const FOLDERS: [(&str, &str); 8] = [
+    ("gpt2", "gpt2"),
+    ("llama", "llama"),
+    ("smollm", "llama"),
+    ("mistral", "mistral"),
+    ("qwen2", "qwen2"),
+    ("qwen3", "qwen3"),
+    ("pythia", "gpt_neox"),
+    ("neox-sequential", "gpt_neox"),
+];
+
+fn fixture(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/hf/families").join(name)
+}
+
+/// What `transformers` computes from the model in `folder`.
+struct Expected(Value);
+
+impl Expected {
+    fn read(folder: &Path) -> Expected {
+        let text = fs::read_to_string(folder.join("expected.json")).unwrap();
+        Expected(serde_json::from_str(&text).unwrap())
+    }
+
+    fn numbers(&self, name: &str) -> Vec<f64> {
+        fn all(value: &Value) -> Vec<f64> {
+            match value {
+                Value::Array(list) => list.iter().flat_map(all).collect(),
+                other => vec![other.as_f64().unwrap()],
+            }
+        }
+        all(&self.0[name])
+    }
+
+    fn tokens(&self, name: &str) -> Vec<u32> {
+        self.numbers(name).into_iter().map(|token| token as u32).collect()
+    }
+}
+
+fn read(folder: &Path, dtype: DType) -> Result<Gpt> {
+    import(folder, &Device::cpu(1)?, dtype)
+}
+
+#[test]
+fn logits_loss_and_greedy_text_equal_those_of_transformers() -> Result<()> {
+    for (name, _) in FOLDERS {
+        let folder = fixture(name);
+        let expected = Expected::read(&folder);
+        let (tokens, want) = (expected.tokens("tokens"), expected.numbers("logits"));
+        let (batch, length) = (2, tokens.len() / 2);
+        let targets: Vec<i64> = (0..tokens.len())
+            .map(|i| if i % length == length - 1 { -100 } else { i64::from(tokens[i + 1]) })
+            .collect();
+        for (dtype, tolerance) in [(DType::F64, 1e-12), (DType::F32, 1e-5)] {
+            let gpt = read(&folder, dtype)?;
+            let device = gpt.params()[0].leaf().device().clone();
+            let tokens = Tensor::from_slice(&device, &tokens, &[batch, length])?;
+            let targets = Tensor::from_slice(&device, &targets, &[batch, length])?;
+            let ctx = Context::eval(batch, length);
+            let got = no_grad(|| gpt.forward(&ctx, &tokens))?.value().to_f64()?;
+            let gap = got.iter().zip(&want).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
+            assert!(gap < tolerance && got.len() == want.len(), "{name} {dtype}: logits {gap:e}");
+            let loss = no_grad(|| gpt.loss(&ctx, &tokens, &targets))?;
+            let mean = loss.sum.value().item()? / loss.num_valid_tokens()? as f64;
+            let gap = (mean - expected.numbers("loss")[0]).abs();
+            assert!(gap < tolerance, "{name} {dtype}: loss {gap:e}");
+
+            let greedy =
+                Sampling { temperature: 0.0, top_k: None, top_p: None, seed: 1, end_of_text: None };
+            let (prompt, want) = (expected.tokens("prompt"), expected.tokens("greedy"));
+            let all = generate(&gpt, &prompt, want.len(), &greedy, |_| ControlFlow::Continue(()))?;
+            assert_eq!(all[all.len() - want.len()..], want, "{name} {dtype}");
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn every_family_comes_in_and_goes_out_bit_by_bit() -> Result<()> {
+    for (name, family) in FOLDERS {
+        let (folder, dir) = (fixture(name), tempfile::tempdir().unwrap());
+        let gpt = read(&folder, DType::F32)?;
+        assert_eq!(model_type(&folder)?, family);
+        export_as(&gpt, family, dir.path())?;
+        assert_eq!(model_type(dir.path())?, family);
+        assert_eq!(read_config(dir.path())?, *gpt.config(), "{name}");
+        let weights = |folder: &Path| fs::read(folder.join("model.safetensors")).unwrap();
+        let (theirs, ours) = (weights(&folder), weights(dir.path()));
+        let theirs = safetensors::SafeTensors::deserialize(&theirs).unwrap();
+        let ours = safetensors::SafeTensors::deserialize(&ours).unwrap();
+        assert_eq!(ours.len(), theirs.len(), "{name}");
+        for (tensor, value) in theirs.tensors() {
+            assert_eq!(ours.tensor(&tensor).unwrap(), value, "{name}: {tensor}");
+        }
+    }
+    Ok(())
+}
+
+/// A model goes to any family that holds it, and says the same there.
+#[test]
+fn a_model_moves_to_another_family() -> Result<()> {
+    for (name, other) in [("smollm", "mistral"), ("llama", "mistral"), ("mistral", "qwen3")] {
+        let dir = tempfile::tempdir().unwrap();
+        let gpt = read(&fixture(name), DType::F32)?;
+        match export_as(&gpt, other, dir.path()) {
+            Ok(()) => {
+                let again = read(dir.path(), DType::F32)?;
+                assert_eq!(again.config(), gpt.config());
+                for (a, b) in again.params().iter().zip(gpt.params()) {
+                    assert_eq!(a.leaf().value()?.bytes()?, b.leaf().value()?.bytes()?);
+                }
+            }
+            Err(error) => {
+                let wanted = "cannot be a Hugging Face qwen3, where it would have qk_layernorm true instead of false";
+                assert_eq!(other, "qwen3", "{error}");
+                assert!(error.to_string().ends_with(wanted), "{error}");
+            }
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn an_export_takes_the_first_family_that_holds_the_model() -> Result<()> {
+    let llama = GptConfig::llama(13, 1, 8, 2, 1, 8);
+    let rotated = GptConfig { rope_scaling: Some(RopeScaling::llama3(8.0)), ..llama.clone() };
+    let window = GptConfig { window_size: Some(4), ..llama.clone() };
+    let biased = GptConfig { add_qkv_bias: true, ..window.clone() };
+    let normed = GptConfig { qk_layernorm: true, ..llama.clone() };
+    let gpt2 = GptConfig::gpt2(13, 1, 8, 2, 8);
+    for (config, family) in [
+        (&gpt2, "gpt2"),
+        (&llama, "llama"),
+        (&rotated, "llama"),
+        (&window, "mistral"),
+        (&biased, "qwen2"),
+        (&normed, "qwen3"),
+    ] {
+        assert_eq!(families::family_of(config)?.model_type, family);
+    }
+    Ok(())
+}
+
+/// Files of both versions of `transformers`, and variants that are not supported.
+#[test]
+fn variants_are_read_or_refused_by_name() -> Result<()> {
+    let dir = tempfile::tempdir().unwrap();
+    let read = |name: &str, changes: &[(&str, Value)]| {
+        let text = fs::read_to_string(fixture(name).join("config.json")).unwrap();
+        let mut config: Value = serde_json::from_str(&text).unwrap();
+        for (field, value) in changes {
+            config[*field] = value.clone();
+        }
+        fs::write(dir.path().join("config.json"), config.to_string()).unwrap();
+        read_config(dir.path())
+    };
+    let null = Value::Null;
+    let old = serde_json::json!({ "type": "llama3", "factor": 8.0, "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0, "original_max_position_embeddings": 8192 });
+    let version_4 = [
+        ("rope_parameters", null.clone()),
+        ("rope_theta", 500_000.0.into()),
+        ("rope_scaling", old),
+    ];
+    let config = read("llama", &version_4)?;
+    assert_eq!(config.rotary_base, 500_000.0);
+    assert_eq!(config.rope_scaling, Some(RopeScaling::llama3(8.0)));
+    assert_eq!(read("mistral", &[("sliding_window", null)])?.window_size, None);
+    let windows = |first: u64| {
+        let on = ("use_sliding_window", true.into());
+        [
+            on,
+            ("sliding_window", 7.into()),
+            ("max_window_layers", first.into()),
+            ("layer_types", Value::Null),
+        ]
+    };
+    assert_eq!(read("qwen2", &windows(0))?.window_size, Some(7));
+    assert_eq!(read("qwen2", &windows(2))?.window_size, None);
+    let yarn = serde_json::json!({ "rope_type": "yarn", "factor": 4.0 });
+    for (name, changes, wanted) in [
+        ("qwen2", windows(1).to_vec(), "has a sliding window in 1 of 2 blocks: only all or none"),
+        ("llama", vec![("attention_bias", true.into())], "has attention_bias true: only false"),
+        ("llama", vec![("hidden_act", "gelu".into())], "has hidden_act 'gelu': only silu"),
+        ("llama", vec![("rope_parameters", yarn)], "has rope_type 'yarn': supported are default"),
+        ("pythia", vec![("attention_bias", false.into())], "has attention_bias false: only true"),
+        ("qwen3", vec![("head_dim", "wide".into())], "has head_dim \"wide\""),
+    ] {
+        let error = read(name, &changes).unwrap_err().to_string();
+        assert!(error.contains(wanted) && !error.contains('\n'), "{error}");
+    }
+    Ok(())
+}

@@ -1,0 +1,177 @@
+#!/usr/bin/env python3
+"""Write random tiny language models of several families as transformers saves them, with what they compute.
+
+    python make_tiny_families.py OUT_DIR
+    python make_tiny_families.py --check EXPORT FOLDER
+
+OUT_DIR/NAME/config.json, model.safetensors   from save_pretrained of the family's class, norms and biases random
+OUT_DIR/NAME/expected.json    {"tokens": (B, T), "logits": (B, T, V), "loss", "prompt", "greedy"}: logits and loss in
+                              float64, where what transformers does in float32 whatever the dtype (RMSNorm and rotary
+                              angles) is done in float64 too; loss is the mean over the B * (T - 1) next-token
+                              predictions within each row; greedy holds the 64 likeliest tokens after the prompt, one
+                              after another, each at least 1e-3 likelier than the second.
+
+With --check, transformers loads EXPORT, which must hold the tensors of FOLDER to the last bit and no others, and
+compute its expected.json within 1e-5 in float32.
+
+The copy of its output in tests/hf/families lets the Rust tests run without Python.
+"""
+
+import json
+import math
+import sys
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.utils import logging
+
+SIZES = dict(
+    vocab_size=32,
+    hidden_size=16,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    intermediate_size=24,
+    max_position_embeddings=128,
+    # Wide enough that logits differ visibly.
+    initializer_range=0.25,
+    bos_token_id=None,
+    eos_token_id=None,
+)
+GROUPED = dict(SIZES, num_key_value_heads=2, rms_norm_eps=1e-5, head_dim=4)
+LLAMA3 = dict(
+    rope_type="llama3", factor=4.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=16
+)
+MODELS = {
+    "gpt2": dict(
+        model_type="gpt2",
+        vocab_size=32, n_embd=16, n_layer=2, n_head=4, n_inner=24, n_positions=128, initializer_range=0.25,
+        bos_token_id=None, eos_token_id=None,
+    ),
+    "llama": dict(GROUPED, model_type="llama", tie_word_embeddings=False, rope_theta=100.0, rope_scaling=LLAMA3),
+    "smollm": dict(GROUPED, model_type="llama", tie_word_embeddings=True),
+    "mistral": dict(GROUPED, model_type="mistral", sliding_window=5, tie_word_embeddings=False),
+    "qwen2": dict(GROUPED, model_type="qwen2", tie_word_embeddings=True, rope_theta=1000.0),
+    "qwen3": dict(GROUPED, model_type="qwen3", tie_word_embeddings=False, head_dim=8),
+    "pythia": dict(SIZES, model_type="gpt_neox", rotary_pct=0.5, tie_word_embeddings=False),
+    "neox-sequential": dict(SIZES, model_type="gpt_neox", rotary_pct=1.0, use_parallel_residual=False),
+}  # fmt: skip
+
+
+def frequencies(module):
+    """The rotary frequencies in float64, from the configuration."""
+    params = module.config.rope_parameters
+    pairs = len(module.inv_freq)
+    inv = [params["rope_theta"] ** (-i / pairs) for i in range(pairs)]
+    if params["rope_type"] == "llama3":
+        low, high, length = (
+            params[name] for name in ("low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+        )
+
+        def scaled(f):
+            turns = length * f / (2 * math.pi)
+            share = min(max((turns - low) / (high - low), 0), 1)
+            return (1 - share) * f / params["factor"] + share * f
+
+        inv = [scaled(f) for f in inv]
+    inv = torch.tensor(inv, dtype=torch.float64)
+    assert torch.allclose(inv.float(), module.inv_freq.float(), rtol=1e-6), (inv, module.inv_freq)
+    return inv
+
+
+def in_float64(model):
+    """The model in float64 throughout."""
+    model = model.double()
+    for module in model.modules():
+        name = type(module).__name__
+        if name.endswith("RotaryEmbedding"):
+            inv = frequencies(module)
+
+            def angles(x, position_ids, inv=inv):
+                turned = position_ids[..., None].double() * inv
+                turned = torch.cat((turned, turned), dim=-1)
+                return turned.cos(), turned.sin()
+
+            module.forward = angles
+        elif name.endswith("RMSNorm"):
+
+            def norm(x, module=module):
+                return module.weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + module.variance_epsilon))
+
+            module.forward = norm
+    return model
+
+
+def greedy(model, prompt, count):
+    """The likeliest tokens, and the least distance to the second."""
+    tokens, least = list(prompt), math.inf
+    for _ in range(count):
+        logits = model(torch.tensor([tokens])).logits[0, -1]
+        (first, second), (token, _) = (list(x) for x in logits.topk(2))
+        least = min(least, (first - second).item())
+        tokens.append(token.item())
+    return tokens[len(prompt) :], least
+
+
+@torch.no_grad()
+def write(name, fields, out):
+    fields = dict(fields)
+    config = AutoConfig.for_model(fields.pop("model_type"), **fields)
+    for seed in range(100):
+        torch.manual_seed(seed)
+        # Its attention does not go through float32.
+        model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").eval()
+        # The library starts biases at 0 and norms at 1: a loader that forgot them would go unnoticed.
+        for p in model.parameters():
+            if p.dim() == 1:
+                p.add_(0.1 * torch.randn_like(p))
+        tokens = torch.randint(0, config.vocab_size, (2, 12))
+        model.save_pretrained(out)
+        model = in_float64(model)
+        prompt = tokens[0].tolist()
+        continuation, least = greedy(model, prompt, 64)
+        if least > 1e-3 and len(set(continuation)) > 4:
+            break
+    (out / "generation_config.json").unlink(missing_ok=True)
+    logits = model(tokens).logits
+    loss = torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
+    expected = dict(
+        loss=loss.item(), tokens=tokens.tolist(), prompt=prompt, greedy=continuation, logits=logits.tolist()
+    )
+    lines = (f' "{key}": {json.dumps(value)}' for key, value in expected.items())
+    (out / "expected.json").write_text("{\n" + ",\n".join(lines) + "\n}\n")
+    print(f"{name}: seed {seed}, loss {loss.item():.4f}, the second token is at least {least:.4f} behind")
+
+
+@torch.no_grad()
+def check(export, folder):
+    model, loading = AutoModelForCausalLM.from_pretrained(
+        export, output_loading_info=True, attn_implementation="eager", dtype=torch.float32
+    )
+    for kind, names in loading.items():
+        assert not names, f"transformers reports {kind}: {sorted(names)}"
+    want, got = (load_file(path / "model.safetensors") for path in (folder, export))
+    assert want.keys() == got.keys(), f"tensor names differ: {sorted(want.keys() ^ got.keys())}"
+    for name, tensor in want.items():
+        assert got[name].dtype == tensor.dtype and torch.equal(got[name], tensor), f"{name} differs"
+    expected = json.loads((folder / "expected.json").read_text())
+    logits = model(torch.tensor(expected["tokens"])).logits
+    gap = (logits - torch.tensor(expected["logits"])).abs().max().item()
+    assert gap <= 1e-5, f"logits differ by {gap:.2e}"
+    print(f"{export.name}: {type(model).__name__}, {len(want)} tensors equal, logits within {gap:.1e}")
+
+
+def main():
+    torch.set_num_threads(1)
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    if sys.argv[1] == "--check":
+        check(Path(sys.argv[2]), Path(sys.argv[3]))
+        return
+    for name, fields in MODELS.items():
+        write(name, fields, Path(sys.argv[1]) / name)
+
+
+if __name__ == "__main__":
+    main()
