@@ -54,7 +54,9 @@ impl Activations<'_> {
             RecomputedMlp::None => self.norm() + self.mlp(),
             RecomputedMlp::Layer => 0,
         };
-        2 * self.input() + attention + mlp
+        // With a parallel residual, attention and MLP read the same tensor.
+        let inputs = if self.model.use_parallel_residual { 1 } else { 2 };
+        inputs * self.input() + attention + mlp
     }
 
     /// Bytes of the table of cosines and sines that all blocks of a rank share for the run: 0 without rotary positions.
