@@ -1,11 +1,9 @@
 //! LayerNorm and RMSNorm against naive f64 arithmetic and finite differences.
 
-mod reference;
-
+use crate::reference::*;
 use ferrotron_tensor::ops::layer_norm::*;
 use ferrotron_tensor::ops::rms_norm::*;
 use ferrotron_tensor::{DType, Device, Result, Tensor};
-use reference::*;
 
 const EPS: f64 = 1e-5;
 

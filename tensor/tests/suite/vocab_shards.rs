@@ -1,15 +1,13 @@
 //! Cross-entropy of a vocabulary in shards against the same of the whole.
 
-mod reference;
-
 use std::sync::atomic::Ordering::Relaxed;
 
+use crate::reference::shards::*;
+use crate::reference::*;
 use ferrotron_tensor::ops::cross_entropy::*;
 use ferrotron_tensor::ops::linear_cross_entropy::*;
 use ferrotron_tensor::ops::matmul::Accum;
 use ferrotron_tensor::{DType, Device, Result, Tensor};
-use reference::shards::*;
-use reference::*;
 
 const N: usize = 12;
 const C: usize = 5;

@@ -12,7 +12,7 @@ use ferrotron_parallel::tensor_parallel::SequenceParallel;
 use ferrotron_tensor::ops::random;
 use ferrotron_tensor::{Category, DType, Device, MemoryKind, RandomKey, Result, ShardSpec};
 
-use crate::training::{BATCH, SEQ_LENGTH};
+use super::training::{BATCH, SEQ_LENGTH};
 
 /// Ranks along the tensor and context axes, and sequence parallelism.
 pub const LAYOUTS: [(usize, usize, SequenceParallel); 5] = [

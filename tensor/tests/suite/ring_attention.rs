@@ -1,12 +1,10 @@
 //! Attention to blocks of keys in turn, as ranks of a ring see them, against attention to all at once.
 
-mod reference;
-
+use crate::reference::*;
 use ferrotron_tensor::ops::attention::*;
 use ferrotron_tensor::ops::concat::concat;
 use ferrotron_tensor::ops::pointwise::add_assign;
 use ferrotron_tensor::{DType, Device, RandomKey, Result, ShardSpec, Tensor};
-use reference::*;
 
 const B: usize = 2;
 const H: usize = 4;

@@ -5,7 +5,7 @@ use ferrotron_models::trainer::ParallelConfig;
 use ferrotron_parallel::mesh::Mesh;
 use ferrotron_tensor::{Category, DType, MemoryKind, Result};
 
-use crate::training::{Case, Noise, STEPS, cases, state};
+use super::training::{Case, Noise, STEPS, cases, state};
 
 #[test]
 fn optimizer_states_wait_in_host_memory() {

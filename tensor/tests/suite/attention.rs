@@ -1,10 +1,8 @@
 //! Attention against naive f64 arithmetic and finite differences.
 
-mod reference;
-
+use crate::reference::*;
 use ferrotron_tensor::ops::attention::*;
 use ferrotron_tensor::{DType, Device, RandomKey, Result, ShardSpec, Tensor};
-use reference::*;
 
 /// (B, T, S, H, G, D)
 type Sizes = [usize; 6];

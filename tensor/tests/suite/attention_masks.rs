@@ -1,10 +1,8 @@
 //! Windows, ranges of keys and soft caps of attention, alone and together, against a plain loop in f64.
 
-mod reference;
-
+use crate::reference::*;
 use ferrotron_tensor::ops::attention::*;
 use ferrotron_tensor::{DType, Device, RandomKey, Result, ShardSpec, Tensor};
-use reference::*;
 
 /// (B, T, S, H, G, D)
 type Sizes = [usize; 6];

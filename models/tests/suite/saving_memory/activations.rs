@@ -13,8 +13,8 @@ use ferrotron_parallel::pipeline::ScheduleKind;
 use ferrotron_parallel::tensor_parallel::SequenceParallel;
 use ferrotron_tensor::{Category, DType, Result};
 
-use crate::blocks::{DISTRIBUTED, LAYOUTS, activations, full, parts, pass};
-use crate::training::{BATCH, Case, SEQ_LENGTH, STEPS, cases, models};
+use super::blocks::{DISTRIBUTED, LAYOUTS, activations, full, parts, pass};
+use super::training::{BATCH, Case, SEQ_LENGTH, STEPS, cases, models};
 
 /// The kinds of recomputation, without and with inputs that tensor-parallel ranks share.
 fn recomputations(tp: usize, sequence: SequenceParallel) -> Vec<Recompute> {

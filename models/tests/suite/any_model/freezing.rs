@@ -5,7 +5,7 @@ use ferrotron_models::trainer::Trainer;
 use ferrotron_nn::Scope;
 use ferrotron_tensor::{DType, Device, Result};
 
-use crate::{ALONE, CONFIG, LAYOUTS, Layout, Mlp, STEPS, close};
+use super::{ALONE, CONFIG, LAYOUTS, Layout, Mlp, STEPS, close};
 
 /// Layers 0 and 1 are the whole first stage of two.
 const FROZEN: [&[&str]; 4] = [&["layers.0", "layers.1"], &["head"], &["*.bias"], &["*", "!head"]];

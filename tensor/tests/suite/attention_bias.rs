@@ -1,11 +1,9 @@
 //! Additive biases of attention, against attention written out of products in f64.
 
-mod reference;
-
+use crate::reference::*;
 use ferrotron_tensor::ops::attention::*;
 use ferrotron_tensor::ops::reduce::KeepDims;
 use ferrotron_tensor::{DType, Device, RandomKey, Result, ShardSpec, Tensor};
-use reference::*;
 
 /// (B, T, S, H, G, D)
 type Sizes = [usize; 6];

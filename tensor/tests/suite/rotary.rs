@@ -1,10 +1,8 @@
 //! Rotary embedding against naive f64 arithmetic.
 
-mod reference;
-
+use crate::reference::*;
 use ferrotron_tensor::ops::rotary::*;
 use ferrotron_tensor::{DType, Device, Result, Tensor};
-use reference::*;
 
 const BASE: f64 = 10_000.0;
 

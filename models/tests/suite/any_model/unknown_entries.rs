@@ -9,7 +9,7 @@ use ferrotron_parallel::mesh::Mesh;
 use ferrotron_tensor::{DType, Device, Result, ShardSpec, Tensor};
 use std::fs;
 
-use crate::{ALONE, CONFIG, Mlp, POINTS};
+use super::{ALONE, CONFIG, Mlp, POINTS};
 
 fn trainer() -> Result<Trainer<Mlp>> {
     let scope = Scope::new(&Device::cpu(1)?, DType::F64, 7);

@@ -13,8 +13,8 @@ use ferrotron_parallel::pipeline::ScheduleKind;
 use ferrotron_parallel::tensor_parallel::SequenceParallel;
 use ferrotron_tensor::{DType, Result};
 
-use crate::blocks::{DISTRIBUTED, LAYOUTS, Pass, activations, full, parts};
-use crate::training::{Case, gpt2, models};
+use super::blocks::{DISTRIBUTED, LAYOUTS, Pass, activations, full, parts};
+use super::training::{Case, gpt2, models};
 
 fn selections() -> [Recompute; 6] {
     use RecomputedAttention::{Core, Layer, None};
@@ -29,7 +29,7 @@ fn selections() -> [Recompute; 6] {
 }
 
 fn pass(mesh: &Mesh, model: &GptConfig, dtype: DType, recompute: Recompute) -> Result<Pass> {
-    crate::blocks::pass(mesh, model, dtype, recompute, SavedActivations::default())
+    super::blocks::pass(mesh, model, dtype, recompute, SavedActivations::default())
 }
 
 #[test]

@@ -1,8 +1,5 @@
 //! Training in 16 bits: steps that overflow, checkpoints between precisions, and what scaling the loss is for.
 
-#[path = "common/numbers.rs"]
-mod numbers;
-
 use ferrotron_autograd::lock;
 use ferrotron_models::batch_size::{BatchSize, BatchSizeConfig};
 use ferrotron_models::checkpoint::Checkpoint;
@@ -21,7 +18,7 @@ use ferrotron_tensor::{DType, Device, RandomKey, Result};
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use numbers::numbers;
+use crate::numbers::numbers;
 
 const SEQ_LENGTH: usize = 8;
 

@@ -100,7 +100,7 @@ fn check(placement: NormPlacement, golden: &Value, dtype: DType, tolerance: f64)
 #[test]
 fn losses_logits_and_gradients_equal_those_of_pytorch() -> Result<()> {
     let golden: Value =
-        serde_json::from_str(include_str!("../../../tests/golden/bert.json")).unwrap();
+        serde_json::from_str(include_str!("../../../../tests/golden/bert.json")).unwrap();
     for (placement, name) in [(NormPlacement::Post, "post"), (NormPlacement::Pre, "pre")] {
         for (dtype, tolerance) in [(DType::F64, 1e-9), (DType::F32, 1e-5)] {
             check(placement, &golden["models"][name], dtype, tolerance)?;

@@ -1,0 +1,12 @@
+//! Checks of models, checkpoints and the trainer that need no process of their own, in one program.
+
+mod any_model;
+mod bert;
+mod checkpoint_sizes;
+mod memory;
+mod mixed_precision;
+#[path = "../common/numbers.rs"]
+mod numbers;
+mod saving_memory;
+mod varying_shapes;
+mod weights_file;
