@@ -6,12 +6,10 @@
 
 pub(crate) mod order;
 
-use std::cmp::Ordering;
-
 pub use self::order::SortOrder;
 use super::rows::for_rows;
 use crate::cuda;
-use crate::{DType, Error, Result, Scalar, Tensor, dispatch_any};
+use crate::{DType, Error, Result, Tensor, bf16, dispatch_any, f16};
 
 /// The indices (i64) along `dim` of the first `k` elements in order.
 ///
@@ -41,31 +39,66 @@ pub fn first(
         // A comparison takes about a nanosecond.
         let work = elements.len().saturating_mul(width.max(2).ilog2() as usize);
         for_rows(x.device(), (indices.as_mut_slice::<i64>()?, k), work, |start, out| {
-            let mut places: Vec<usize> = Vec::with_capacity(width);
+            let mut keys: Vec<(u64, usize)> = Vec::with_capacity(width);
             for (i, out) in out.chunks_exact_mut(k).enumerate() {
                 let row = &elements[(start + i) * width..][..width];
-                places.clear();
-                places.extend(0..width);
-                let compare = |a: &usize, b: &usize| in_order(order, row[*a], row[*b]).then(a.cmp(b));
-                if k < width {
-                    places.select_nth_unstable_by(k, compare);
-                    places.truncate(k);
-                }
-                places.sort_unstable_by(compare);
-                out.iter_mut().zip(&places).for_each(|(out, &place)| *out = place as i64);
+                keys.clear();
+                keys.extend(row.iter().enumerate().map(|(place, x)| (key(*x, order), place)));
+                first_places(&mut keys, out);
             }
         });
     });
     indices.transpose(resolved as isize, -1)
 }
 
-/// Compares two elements; NaN counts as largest.
-fn in_order<T: Scalar>(order: SortOrder, a: T, b: T) -> Ordering {
-    let nan = |x: T| x.partial_cmp(&x).is_none();
-    let ascending = a.partial_cmp(&b).unwrap_or_else(|| nan(a).cmp(&nan(b)));
+/// Writes the places of the smallest keys, in their order. Keys, and not elements, are sorted, so that this is compiled
+/// for one type.
+fn first_places(keys: &mut Vec<(u64, usize)>, out: &mut [i64]) {
+    if out.len() < keys.len() {
+        keys.select_nth_unstable(out.len());
+        keys.truncate(out.len());
+    }
+    keys.sort_unstable();
+    out.iter_mut().zip(keys).for_each(|(out, (_, place))| *out = *place as i64);
+}
+
+/// A number that is smaller for an element that comes earlier, and equal for equal ones; NaN counts as largest.
+fn key<T: Sortable>(x: T, order: SortOrder) -> u64 {
     match order {
-        SortOrder::Ascending => ascending,
-        SortOrder::Descending => ascending.reverse(),
+        SortOrder::Ascending => x.rank(),
+        SortOrder::Descending => !x.rank(),
+    }
+}
+
+/// A type whose order is one of unsigned integers.
+trait Sortable: Copy {
+    fn rank(self) -> u64;
+}
+
+macro_rules! sortable {
+    ($($type:ty as $wide:ty: $rank:ident),*) => {
+        $(impl Sortable for $type {
+            fn rank(self) -> u64 {
+                $rank(<$wide>::from(self))
+            }
+        })*
+    };
+}
+sortable!(u8 as i64: of_integer, u32 as i64: of_integer, i64 as i64: of_integer,
+    bf16 as f64: of_float, f16 as f64: of_float, f32 as f64: of_float, f64 as f64: of_float);
+
+fn of_integer(x: i64) -> u64 {
+    x as u64 ^ 1 << 63
+}
+
+/// The bits of a positive number grow with it, those of a negative one with its magnitude. The sum makes -0 the 0 that
+/// it equals.
+fn of_float(x: f64) -> u64 {
+    let bits = (x + 0.0).to_bits();
+    match x.is_nan() {
+        true => u64::MAX,
+        false if bits >> 63 == 1 => !bits,
+        false => bits | 1 << 63,
     }
 }
 
@@ -74,6 +107,16 @@ mod tests {
     use super::*;
     use crate::Device;
     use crate::ops::testing::*;
+    use std::cmp::Ordering;
+
+    /// Compares two elements; NaN counts as largest.
+    fn in_order(order: SortOrder, a: f64, b: f64) -> Ordering {
+        let ascending = a.partial_cmp(&b).unwrap_or_else(|| a.is_nan().cmp(&b.is_nan()));
+        match order {
+            SortOrder::Ascending => ascending,
+            SortOrder::Descending => ascending.reverse(),
+        }
+    }
 
     #[test]
     fn the_first_k_are_those_of_a_stable_sort() {
@@ -82,6 +125,7 @@ mod tests {
         let mut x = values(3 * 17 * 5, 1); // 256 values: some are equal
         x.iter_mut().step_by(7).for_each(|x| *x = 0.5);
         (x[9], x[40]) = (f64::NAN, f64::NAN);
+        (x[11], x[12], x[13], x[14]) = (-0.0, f64::INFINITY, f64::NEG_INFINITY, 0.0);
         for dtype in FLOATS {
             for x in variants(&tensor(&device, dtype, &dims, &x)) {
                 for (dim, &width) in dims.iter().enumerate() {
