@@ -48,6 +48,16 @@ pub(crate) fn for_rows<A: Send>(
     work: usize,
     f: impl Fn(usize, &mut [A]) + Send + Sync,
 ) {
+    for_rows_dyn(device, (out, width), work, &f);
+}
+
+/// [`for_rows`], compiled once for a type and not for every closure.
+fn for_rows_dyn<A: Send>(
+    device: &Device,
+    (out, width): (&mut [A], usize),
+    work: usize,
+    f: &(dyn Fn(usize, &mut [A]) + Send + Sync),
+) {
     let rows = out.len().checked_div(width).unwrap_or(0);
     let out = Disjoint::new(out);
     for_blocks(device, rows, work, &|first, count| {
