@@ -107,6 +107,8 @@ fn for_pairs<T: Element>(
 
 /// A partial derivative of a binary row.
 trait Derivative: 'static {
+    /// Of [`BinaryRow::VARIES`].
+    const VARIES: bool;
     fn at<R: Real>(a: R, b: R) -> R;
 }
 
@@ -114,6 +116,7 @@ struct ByLhs<Op>(PhantomData<Op>);
 struct ByRhs<Op>(PhantomData<Op>);
 
 impl<Op: BinaryRow> Derivative for ByLhs<Op> {
+    const VARIES: bool = Op::VARIES[0];
     #[inline(always)]
     fn at<R: Real>(a: R, b: R) -> R {
         Op::d_lhs(a, b)
@@ -121,6 +124,7 @@ impl<Op: BinaryRow> Derivative for ByLhs<Op> {
 }
 
 impl<Op: BinaryRow> Derivative for ByRhs<Op> {
+    const VARIES: bool = Op::VARIES[1];
     #[inline(always)]
     fn at<R: Real>(a: R, b: R) -> R {
         Op::d_rhs(a, b)
@@ -137,7 +141,7 @@ pub fn unary(op: Unary, p: f64, x: &Tensor) -> Result<Tensor> {
     }
     dispatch_float!(op.name(), x.dtype(), T => {
         let source = x.as_slice::<T>()?;
-        let chunk: fn(&mut [T], &[T], f64) = with_unary!(op, Op => unary_chunk::<T, Op>);
+        let chunk: ChunkFn<T> = with_unary!(op, Op => unary_chunk::<T, Op>);
         for_rows(x.device(), (out.as_mut_slice::<T>()?, 1), source.len(), |start, out| {
             chunk(out, &source[start..start + out.len()], p);
         });
@@ -164,10 +168,9 @@ pub fn unary_backward(op: Unary, p: f64, dy: Tensor, saved: Option<&Tensor>) -> 
         }
         return Ok(dx);
     }
-    dispatch_float!(op.name(), dx.dtype(), T => match (&saved, op.saves()) {
-        (Some(saved), Saves::Input | Saves::Output) => {
+    dispatch_float!(op.name(), dx.dtype(), T => match (&saved, with_unary!(op, Op => unary_gradient::<T, Op>())) {
+        (Some(saved), Some(chunk)) => {
             let saved = saved.as_slice::<T>()?;
-            let chunk: fn(&mut [T], &[T], f64) = with_unary!(op, Op => unary_gradient_chunk::<T, Op>);
             for_rows(&device, (dx.as_mut_slice::<T>()?, 1), saved.len(), |start, dx| {
                 chunk(dx, &saved[start..start + dx.len()], p);
             });
@@ -224,10 +227,13 @@ pub fn binary_backward(
         return Ok(dx);
     }
     dispatch_float!(op.name(), dx.dtype(), T => {
-        let row: RowFn<T, T> = with_binary!(op, Op => {
-            if side == 0 { binary_gradient_row::<T, ByLhs<Op>> } else { binary_gradient_row::<T, ByRhs<Op>> }
+        let row = with_binary!(op, Op => {
+            if side == 0 { binary_gradient::<T, ByLhs<Op>>() } else { binary_gradient::<T, ByRhs<Op>>() }
         });
-        zip_rows(&mut dx, lhs, rhs, per_nanosecond(op), row)?;
+        // It is there: the derivative reads an operand.
+        if let Some(row) = row {
+            zip_rows(&mut dx, lhs, rhs, per_nanosecond(op), row)?;
+        }
     });
     Ok(dx)
 }
@@ -235,6 +241,19 @@ pub fn binary_backward(
 /// Elements of a binary operation per nanosecond.
 fn per_nanosecond(op: Binary) -> usize {
     if op == Binary::Pow { 1 } else { CHEAP }
+}
+
+/// A kernel of a unary operation: a pointer, as [`RowFn`].
+type ChunkFn<T> = fn(&mut [T], &[T], f64);
+
+/// The kernel of a derivative. A constant decides, so that constant derivatives, which are factors, have none.
+const fn unary_gradient<T: Element, Op: UnaryRow>() -> Option<ChunkFn<T>> {
+    const { if Op::VARIES { Some(unary_gradient_chunk::<T, Op> as ChunkFn<T>) } else { None } }
+}
+
+/// Like [`unary_gradient`], by one of two operands.
+const fn binary_gradient<T: Element, D: Derivative>() -> Option<RowFn<T, T>> {
+    const { if D::VARIES { Some(binary_gradient_row::<T, D> as RowFn<T, T>) } else { None } }
 }
 
 /// A kernel of [`zip_rows`]: a pointer, so that the loops are compiled once for a type and not once for an operation.

@@ -42,12 +42,16 @@ pub enum Comparison {
 
 /// The two functions of a unary row, monomorphised into kernels.
 pub(crate) trait UnaryRow: 'static {
+    /// Whether the derivative depends on the element. If not, it is a factor, and no kernel is compiled for it.
+    const VARIES: bool;
     fn value<R: Real>(x: R, p: R) -> R;
     fn derivative<R: Real>(s: R, p: R) -> R;
 }
 
 /// The three functions of a binary row, monomorphised into kernels.
 pub(crate) trait BinaryRow: 'static {
+    /// Whether the derivatives by lhs and rhs depend on the elements. If not, they are factors, and no kernel is compiled.
+    const VARIES: [bool; 2];
     fn value<R: Real>(a: R, b: R) -> R;
     fn d_lhs<R: Real>(a: R, b: R) -> R;
     fn d_rhs<R: Real>(a: R, b: R) -> R;
@@ -89,6 +93,7 @@ macro_rules! unary_table {
             use super::*;
             $(pub(crate) struct $row;
             impl UnaryRow for $row {
+                const VARIES: bool = !matches!(Unary::$row.saves(), Saves::Nothing);
                 #[inline(always)]
                 fn value<R: Real>($x: R, $p: R) -> R { $value }
                 #[inline(always)]
@@ -151,6 +156,10 @@ macro_rules! binary_table {
             use super::*;
             $(pub(crate) struct $row;
             impl BinaryRow for $row {
+                const VARIES: [bool; 2] = {
+                    let [lhs, rhs] = Binary::$row.reads();
+                    [lhs[0] || lhs[1], rhs[0] || rhs[1]]
+                };
                 #[inline(always)]
                 fn value<R: Real>($a: R, $b: R) -> R { $value }
                 #[inline(always)]
