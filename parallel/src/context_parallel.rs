@@ -81,7 +81,8 @@ impl ContextParallel {
     }
 
     /// [`AttentionHeads::forward`] of the positions `ctx.sequence`, which must be those of
-    /// [`ContextParallel::sequence`]: (B, T/cp, (H + 2G) D) -> (B, T/cp, H D).
+    /// [`ContextParallel::sequence`]: (B, T/cp, (H + 2G) D) -> (B, T/cp, H D). A `bias` has dims that broadcast to (B, H,
+    /// T or T/cp, S), where S counts all positions; it gets the gradient of the local queries.
     ///
     /// Errors if the positions differ, or if there is a cache: generation does not shard sequences.
     pub fn attend(
@@ -89,11 +90,12 @@ impl ContextParallel {
         heads: &AttentionHeads,
         ctx: &Context,
         qkv: Var,
+        bias: Option<&Var>,
         cache: Option<&mut KvCache>,
     ) -> Result<Var> {
         match (self.group.size(), cache) {
-            (1, cache) => heads.forward(ctx, qkv, cache),
-            (_, None) => self.ring(heads, ctx, qkv).at(heads.path()),
+            (1, cache) => heads.forward(ctx, qkv, bias, cache),
+            (_, None) => self.ring(heads, ctx, qkv, bias).at(heads.path()),
             (ranks, Some(_)) => {
                 let message = format!(
                     "a cache of keys and values needs context-parallel-size 1, got {ranks}"
@@ -103,7 +105,13 @@ impl ContextParallel {
         }
     }
 
-    fn ring(&self, heads: &AttentionHeads, ctx: &Context, qkv: Var) -> Result<Var> {
+    fn ring(
+        &self,
+        heads: &AttentionHeads,
+        ctx: &Context,
+        qkv: Var,
+        bias: Option<&Var>,
+    ) -> Result<Var> {
         let held = &ctx.sequence;
         if *held != self.sequence(held.global)? || qkv.value().dim(1)? != held.len() {
             let (rank, ranks) = (self.group.rank(), self.group.size());
@@ -120,7 +128,7 @@ impl ContextParallel {
         // For the local queries and the keys of all ranks, in the order of positions.
         let (own, all): (Vec<usize>, Vec<usize>) =
             (held.coordinates().collect(), (0..held.global).collect());
-        let bias = heads.position_bias(&qkv, &own, &all)?;
+        let bias = heads.bias(ctx, bias, &own, &all)?;
         let (dropout_key, ctx) = (heads.dropout_key(ctx), ctx.clone());
         let ring = Ring { group: self.group.clone(), heads: heads.clone(), ctx, dropout_key };
         let _span = forward_span("ring_attention");
@@ -173,23 +181,32 @@ impl RingStep {
         x.narrow(dim, self.first, self.queries)
     }
 
-    /// The rows and columns of a bias (H, T or 1, all keys) that this step adds to its scores.
+    /// The rows and columns of a bias (.., T or 1, all keys or 1) that this step adds to its scores.
     fn bias(&self, bias: &Tensor) -> Result<Tensor> {
-        let rows = if bias.dims()[1] == 1 { bias.clone() } else { self.rows(bias, 1)? };
-        let columns = self.columns.pieces.iter().map(|&(start, len)| rows.narrow(2, start, len));
+        let [rows, columns] = last_two(bias);
+        let bias = if rows <= 1 { bias.clone() } else { self.rows(bias, -2)? };
+        if columns <= 1 {
+            return Ok(bias);
+        }
+        let columns = self.columns.pieces.iter().map(|&(start, len)| bias.narrow(-1, start, len));
         let columns = columns.collect::<Result<Vec<_>>>()?;
-        Tensor::concat(&columns.iter().collect::<Vec<_>>(), 2)
+        Tensor::concat(&columns.iter().collect::<Vec<_>>(), -1)
     }
 
     /// Adds the gradient of this step's bias to that of the whole.
     fn add_bias(&self, sum: &mut Tensor, dbias: &Tensor) -> Result<()> {
-        let (first, len) = if sum.dims()[1] == 1 { (0, 1) } else { (self.first, self.queries) };
+        let [rows, columns] = last_two(sum);
+        let mut in_rows = |f: &mut dyn FnMut(&mut Tensor) -> Result<()>| match rows {
+            0 | 1 => f(sum),
+            _ => sum.narrow_mut(-2, self.first, self.queries, f),
+        };
+        if columns <= 1 {
+            return in_rows(&mut |rows| add(rows, dbias));
+        }
         let mut from = 0;
         for &(start, size) in &self.columns.pieces {
-            let part = dbias.narrow(2, from, size)?;
-            sum.narrow_mut(1, first, len, |rows| {
-                rows.narrow_mut(2, start, size, |place| add(place, &part))
-            })?;
+            let part = dbias.narrow(-1, from, size)?;
+            in_rows(&mut |rows| rows.narrow_mut(-1, start, size, |place| add(place, &part)))?;
             from += size;
         }
         Ok(())
@@ -327,6 +344,12 @@ impl Ring {
         gradient.narrow_mut(2, heads, blocks, |place| place.copy_from(&home.cast(q.dtype())?))?;
         gradient.reshape(packed.dims())
     }
+}
+
+/// The sizes of rows and columns of a bias; 1 where it has no such dim.
+fn last_two(bias: &Tensor) -> [usize; 2] {
+    let size = |from_end: usize| bias.rank().checked_sub(from_end).map_or(1, |d| bias.dims()[d]);
+    [size(2), size(1)]
 }
 
 /// Adds in the dtype of the sum.

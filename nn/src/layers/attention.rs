@@ -69,8 +69,49 @@ impl Attention {
     ///
     /// Errors if `x` has other dims, or the cache has no capacity for T more positions.
     pub fn forward(&self, ctx: &Context, x: &Var, cache: Option<&mut KvCache>) -> Result<Var> {
+        self.with_optional_bias(ctx, x, None, cache)
+    }
+
+    /// Like [`forward`](Attention::forward), with `bias` added to the scores: dims that broadcast to (B, H, T, S), with S
+    /// = T, or all positions so far with a cache. It gets a gradient. Several layers may share one; an
+    /// [`AttentionBias`](crate::AttentionBias) is that of T5 or ALiBi.
+    ///
+    /// Errors as `forward`, or if the bias has other dims.
+    ///
+    /// ```
+    /// use ferrotron_autograd::{Var, WeightGrads, backward};
+    /// use ferrotron_nn::{Attention, AttentionConfig, Context, Init, Scope, WeightDecay};
+    /// use ferrotron_tensor::{DType, Device, Tensor};
+    /// let device = Device::cpu(1)?;
+    /// let scope = Scope::new(&device, DType::F32, 1234);
+    /// let attention = Attention::new(&scope.child("attn"), &AttentionConfig::new(32, 4))?;
+    /// // A trained number for each head and key, the same for every sample and query.
+    /// let weight = scope.param("key_bias", &[4, 1, 10], Init::Zeros, WeightDecay::Off);
+    /// let x = Var::constant(Tensor::full(&device, DType::F32, &[2, 10, 32], 0.5)?);
+    /// let y = attention.forward_with_bias(&Context::eval(2, 10), &x, &weight.var()?, None)?;
+    /// backward(&[(&y, y.value().clone())], WeightGrads::Now)?.run()?;
+    /// assert!(weight.leaf().gradient().is_some());
+    /// # Ok::<(), ferrotron_tensor::Error>(())
+    /// ```
+    pub fn forward_with_bias(
+        &self,
+        ctx: &Context,
+        x: &Var,
+        bias: &Var,
+        cache: Option<&mut KvCache>,
+    ) -> Result<Var> {
+        self.with_optional_bias(ctx, x, Some(bias), cache)
+    }
+
+    fn with_optional_bias(
+        &self,
+        ctx: &Context,
+        x: &Var,
+        bias: Option<&Var>,
+        cache: Option<&mut KvCache>,
+    ) -> Result<Var> {
         let qkv = self.qkv.forward(x)?; // (B, T, (H + 2G) D)
-        let y = self.heads.forward(ctx, qkv, cache)?; // (B, T, H D)
+        let y = self.heads.forward(ctx, qkv, bias, cache)?; // (B, T, H D)
         self.proj.forward(&y) // (B, T, C)
     }
 }

@@ -10,11 +10,11 @@ use ferrotron_tensor::ops::attention::{
 use ferrotron_tensor::{At, Error, RandomKey, Result, ShardSpec};
 use std::ops::Range;
 
-use crate::layers::position_bias::BiasPlace;
+use crate::layers::position_bias::{local_bias, shared_by_ranks};
 use crate::layers::rotary_tables::{Angles, RotaryTables};
 use crate::{
-    AttentionConfig, Axis, Context, DimShard, KvCache, Mode, Module, Param, PositionBias,
-    RandomSite, RmsNorm, Scope, WeightDecay,
+    AttentionBias, AttentionConfig, Context, DimShard, KvCache, Mode, Module, RandomSite, RmsNorm,
+    Scope,
 };
 
 /// A shard of the query heads of an attention layer, with the key and value heads that they share.
@@ -28,8 +28,7 @@ pub struct AttentionHeads {
     local_heads: Range<usize>,
     q_norm: Option<RmsNorm>,
     k_norm: Option<RmsNorm>,
-    /// Relative positions: a number for each bucket and query head of the layer.
-    relative: Option<Param>,
+    position_bias: Option<AttentionBias>,
     #[module(skip)]
     tables: RotaryTables,
 }
@@ -81,24 +80,11 @@ impl AttentionHeads {
         if held.is_empty() || held.end > heads || held.start % shared + held.end % shared > 0 {
             return refuse(format!("heads {held:?} of {heads} are not whole groups of {shared}"));
         }
-        // Each rank's gradient comes from its own heads.
-        let shared_by_ranks = match held.len() < heads {
-            true => {
-                scope.clone().replicated_along(Axis::Tensor).with_partial_gradients(Axis::Tensor)
-            }
-            false => scope.clone(),
+        let position_bias = match config.position_bias {
+            Some(_) => Some(AttentionBias::new(scope, config, held.clone())?),
+            None => None,
         };
-        if let Some(bias) = config.position_bias {
-            bias.check(config.mask == AttentionMask::Causal).at(scope.path())?;
-        }
-        let relative = match config.position_bias {
-            Some(PositionBias::Relative { buckets, .. }) => {
-                let (dims, init) = ([buckets, heads], config.init);
-                let weight = shared_by_ranks.param("relative_bias", &dims, init, WeightDecay::Off);
-                Some(weight.as_embedding())
-            }
-            _ => None,
-        };
+        let shared_by_ranks = shared_by_ranks(scope, heads, &held);
         let norm = |name| {
             config.qk_norm.map(|eps| RmsNorm::new(&shared_by_ranks.child(name), head_dim, eps))
         };
@@ -109,7 +95,7 @@ impl AttentionHeads {
             local_heads: held,
             q_norm: norm("q_norm"),
             k_norm: norm("k_norm"),
-            relative,
+            position_bias,
             tables: scope.rotary_tables().clone(),
         })
     }
@@ -132,19 +118,33 @@ impl AttentionHeads {
     /// The packed projection (B, T, (H + 2G) D) of these heads -> (B, T, H D). With a cache, positions continue after
     /// the cached ones, the new keys and values are appended, and no gradient flows back.
     ///
+    /// `bias` is added to the scores, besides the layer's own: see [`bias`](AttentionHeads::bias).
+    ///
     /// Errors if `qkv` has other dims, or the cache has no capacity for T more positions.
-    pub fn forward(&self, ctx: &Context, qkv: Var, cache: Option<&mut KvCache>) -> Result<Var> {
-        self.attend(ctx, qkv, cache).at(&self.path)
+    pub fn forward(
+        &self,
+        ctx: &Context,
+        qkv: Var,
+        bias: Option<&Var>,
+        cache: Option<&mut KvCache>,
+    ) -> Result<Var> {
+        self.attend(ctx, qkv, bias, cache).at(&self.path)
     }
 
-    fn attend(&self, ctx: &Context, qkv: Var, cache: Option<&mut KvCache>) -> Result<Var> {
+    fn attend(
+        &self,
+        ctx: &Context,
+        qkv: Var,
+        bias: Option<&Var>,
+        cache: Option<&mut KvCache>,
+    ) -> Result<Var> {
         let key = self.dropout_key(ctx);
         let scores = self.attention_config(ctx, key, &ctx.sequence, &ctx.sequence)?;
         let (heads, groups) = (self.heads(), self.groups());
         let Some(cache) = cache else {
             let qkv = self.prepare(qkv, &ctx.sequence)?;
             let positions: Vec<usize> = ctx.sequence.coordinates().collect();
-            return match self.position_bias(&qkv, &positions, &positions)? {
+            return match self.bias(ctx, bias, &positions, &positions)? {
                 Some(bias) => packed_attention_with_bias(&qkv, &bias, heads, groups, &scores),
                 None => packed_attention(&qkv, heads, groups, &scores),
             }; // (B, T, H D)
@@ -160,7 +160,7 @@ impl AttentionHeads {
         }
         let positions = qkv.value().dim(1)?;
         let keys: Vec<usize> = (0..cache.len() + positions).collect();
-        let bias = self.position_bias(&qkv, &keys[cache.len()..], &keys)?;
+        let bias = self.bias(ctx, bias, &keys[cache.len()..], &keys)?;
         let scores = Scores { bias: bias.map(Var::into_value), ..scores };
         let qkv = self.prepare(qkv, &DimShard::part(cache.capacity(), cache.len(), positions))?;
         // (B, T, H, D), (B, T, G, D) twice
@@ -202,19 +202,26 @@ impl AttentionHeads {
         by_head.reshape(&packed)
     }
 
-    /// The bias of the scores of queries at these positions with keys at these, (H, T, S) or (H, 1, S) of the local heads;
-    /// `None` without one. `qkv` gives device and dtype.
-    pub fn position_bias(
+    /// The bias of the scores (B, H, T, S) of the local heads, of queries at these positions with keys at those: the
+    /// layer's own by distance, plus `given`; `None` without one.
+    ///
+    /// `given` has dims that broadcast to (B, H, T, S), where T may also be all positions of a sharded sequence. Its
+    /// gradient is that of the local samples, heads and queries.
+    pub fn bias(
         &self,
-        qkv: &Var,
+        ctx: &Context,
+        given: Option<&Var>,
         queries: &[usize],
         keys: &[usize],
     ) -> Result<Option<Var>> {
-        let Some(bias) = self.config.position_bias else { return Ok(None) };
-        let (heads, held) = (self.config.heads, self.local_heads.clone());
-        let causal = self.config.mask == AttentionMask::Causal;
-        let place = BiasPlace { heads, held, causal, queries, keys };
-        bias.bias(self.relative.as_ref(), (qkv.device(), qkv.dtype()), &place).map(Some)
+        let scores = [ctx.batch.len(), self.heads(), queries.len(), keys.len()];
+        let given = given.map(|bias| local_bias(bias, &ctx.sequence, scores)).transpose()?;
+        let own = self.position_bias.as_ref();
+        let own = own.map(|bias| bias.at_positions(queries, keys)).transpose()?;
+        match (own, given) {
+            (Some(own), Some(given)) => own.add(&given.cast(own.dtype())?).map(Some),
+            (own, given) => Ok(own.or(given)),
+        }
     }
 
     /// The random stream of dropout in the next call of this layer; `None` without dropout.

@@ -2,7 +2,8 @@
 
 use ferrotron_autograd::Var;
 use ferrotron_nn::{
-    Attention, AttentionConfig, AttentionMask, Context, KvCache, Mode, Module, PositionBias,
+    Attention, AttentionBias, AttentionConfig, AttentionMask, Context, Init, KvCache, Mode, Module,
+    Param, PositionBias, WeightDecay,
 };
 use ferrotron_tensor::{DType, Device, Result, Tensor};
 
@@ -124,6 +125,98 @@ fn buckets_that_hold_no_distance_are_refused() -> Result<()> {
         says(32, 8, AttentionMask::None),
         "attn: attention: relative positions need an even number of 4 or more buckets and a max_distance above 8, \
          got 32 buckets and 8"
+    );
+    Ok(())
+}
+
+/// Two layers, of which the second one has a bias of its own, and biases that they share.
+#[derive(Module)]
+struct Sharing {
+    first: Attention,
+    second: Attention,
+    table: AttentionBias,
+    given: Param,
+}
+
+#[test]
+fn given_and_shared_biases_by_finite_differences() -> Result<()> {
+    let device = Device::cpu(1)?;
+    for config in configs() {
+        let plain = AttentionConfig { position_bias: None, ..config };
+        for dims in [&[2, 4, 3, 3][..], &[4, 3, 3], &[2, 1, 1, 3], &[4, 3, 1], &[3], &[]] {
+            let init = Init::Normal { std: 0.5 };
+            let scope = scope(&device);
+            let layers = Sharing {
+                first: Attention::new(&scope.child("first"), &plain)?,
+                second: Attention::new(&scope.child("second"), &config)?,
+                table: AttentionBias::new(&scope.child("table"), &config, 0..4)?,
+                given: scope.param("given", dims, init, WeightDecay::Off),
+            };
+            let ctx = context(Mode::Train);
+            check(&device, &layers, |x| {
+                let bias = layers.table.forward(&ctx)?.add(&layers.given.var()?)?;
+                let y = layers.first.forward_with_bias(&ctx, x, &bias, None)?;
+                layers.second.forward_with_bias(&ctx, &y, &bias, None)
+            })
+            .map_err(|error| error.at(&format!("{dims:?} {config:?}")))?;
+        }
+    }
+    Ok(())
+}
+
+/// A shared table is what two layers would have of their own with equal tables, also with a cache.
+#[test]
+fn a_shared_bias_is_that_of_the_layer() -> Result<()> {
+    let device = Device::cpu(1)?;
+    for config in configs() {
+        let plain = AttentionConfig { position_bias: None, ..config };
+        // Equal paths have equal initial values.
+        let own = Attention::new(&scope(&device).child("attn"), &config)?;
+        let other = Attention::new(&scope(&device).child("attn"), &plain)?;
+        let bias = AttentionBias::new(&scope(&device).child("attn"), &config, 0..4)?;
+        let x = Var::constant(normal(&device, &[2, 9, 4], "x")?);
+        let ctx = Context::eval(2, 9);
+        let want = own.forward(&ctx, &x, None)?.value().to_f64()?;
+        let got = other.forward_with_bias(&ctx, &x, &bias.forward(&ctx)?, None)?;
+        assert_eq!(got.value().to_f64()?, want, "{config:?}");
+        if config.mask == AttentionMask::None {
+            continue;
+        }
+        let mut cache = KvCache::new(&device, DType::F64, 2, 9, &config)?;
+        for (start, len) in [(0, 4), (4, 5)] {
+            let (queries, keys): (Vec<_>, Vec<_>) =
+                ((start..start + len).collect(), (0..start + len).collect());
+            let bias = bias.at_positions(&queries, &keys)?;
+            let part = x.narrow(1, start, len)?;
+            let ctx = Context::eval(2, len);
+            let got = other.forward_with_bias(&ctx, &part, &bias, Some(&mut cache))?;
+            for (i, got) in got.value().to_f64()?.iter().enumerate() {
+                let (sample, rest) = (i / (len * 4), i % (len * 4));
+                let want = want[sample * 9 * 4 + start * 4 + rest];
+                assert!((got - want).abs() <= 1e-13, "{config:?}: {got}, {want}");
+            }
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn biases_that_do_not_fit_are_refused() -> Result<()> {
+    let device = Device::cpu(1)?;
+    let config = attention_config(2, None, 0.0);
+    let attention = Attention::new(&scope(&device).child("attn"), &config)?;
+    let x = Var::constant(normal(&device, &DIMS, "x")?);
+    let bias = Var::constant(normal(&device, &[3, 3, 3], "bias")?);
+    let refused = attention.forward_with_bias(&context(Mode::Eval), &x, &bias, None);
+    assert_eq!(
+        refused.unwrap_err().to_string(),
+        "attn: attention: a bias must broadcast to (B, H, T, S) = [2, 4, 3, 3] of the local samples, heads and queries, \
+         got [3, 3, 3]; `TensorParallel::local_bias` cuts one of all heads"
+    );
+    let refused = AttentionBias::new(&scope(&device).child("attn"), &config, 0..4);
+    assert_eq!(
+        refused.unwrap_err().to_string(),
+        "attn: attention: a bias of its own needs `position_bias: Some(..)`, got None"
     );
     Ok(())
 }

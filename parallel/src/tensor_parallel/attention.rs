@@ -16,6 +16,8 @@ pub struct ParallelAttention {
     heads: AttentionHeads,
     #[module(skip)]
     cp: ContextParallel,
+    /// Ranks that hold heads.
+    ranks: usize,
     proj: RowParallelLinear,
 }
 
@@ -47,6 +49,7 @@ impl ParallelAttention {
         Ok(ParallelAttention {
             heads: AttentionHeads::new(scope, config, group.local_range(heads))?,
             cp: cp.clone(),
+            ranks: group.size(),
             qkv: ColumnParallelLinear::new(&qkv, tp, hidden, &widths, config.qkv_bias(), init)?,
             proj: RowParallelLinear::new(&proj, tp, widths[0], hidden, bias, residual_init)?,
         })
@@ -58,8 +61,44 @@ impl ParallelAttention {
     ///
     /// Errors as [`ContextParallel::attend`].
     pub fn forward(&self, ctx: &Context, x: &Var, cache: Option<&mut KvCache>) -> Result<Var> {
+        self.with_optional_bias(ctx, x, None, cache)
+    }
+
+    /// Like [`forward`](ParallelAttention::forward), with `bias` added to the scores: dims that broadcast to (B, H / tp,
+    /// T, S), of the local heads, the positions T of the sequence or the local ones, and all S positions. It gets the
+    /// gradient of the local heads and queries. [`TensorParallel::local_bias`] cuts a bias of all heads;
+    /// [`AttentionBias`](ferrotron_nn::AttentionBias) has one of local heads.
+    ///
+    /// Errors as `forward`, if the bias has other dims, or if it is trained and heads of several ranks share it.
+    pub fn forward_with_bias(
+        &self,
+        ctx: &Context,
+        x: &Var,
+        bias: &Var,
+        cache: Option<&mut KvCache>,
+    ) -> Result<Var> {
+        let of_heads = bias.dims().len().checked_sub(3).map_or(1, |d| bias.dims()[d]);
+        if of_heads != self.heads.heads() && self.ranks > 1 && bias.needs_gradient() {
+            let message = format!(
+                "{} ranks have heads of the bias {:?}, and each a part of its gradient: give \
+                 `tp.local_bias(&bias, heads)`",
+                self.ranks,
+                bias.dims()
+            );
+            return Err(Error::shape("attention", message).at(self.heads.path()));
+        }
+        self.with_optional_bias(ctx, x, Some(bias), cache)
+    }
+
+    fn with_optional_bias(
+        &self,
+        ctx: &Context,
+        x: &Var,
+        bias: Option<&Var>,
+        cache: Option<&mut KvCache>,
+    ) -> Result<Var> {
         let qkv = self.qkv.forward(x)?; // (B, T, (H + 2G) D / tp)
-        let y = self.cp.attend(&self.heads, ctx, qkv, cache)?; // (B, T, H D / tp)
+        let y = self.cp.attend(&self.heads, ctx, qkv, bias, cache)?; // (B, T, H D / tp)
         self.proj.forward(&y) // (B, T, C)
     }
 
@@ -68,7 +107,8 @@ impl ParallelAttention {
     pub fn forward_checkpointed(&self, ctx: &Context, x: &Var) -> Result<Var> {
         let qkv = self.qkv.forward(x)?; // (B, T, (H + 2G) D / tp)
         let (cp, heads, ctx) = (self.cp.clone(), self.heads.clone(), ctx.clone());
-        let attend = move |qkv: &[Var]| Ok(vec![cp.attend(&heads, &ctx, qkv[0].clone(), None)?]);
+        let attend =
+            move |qkv: &[Var]| Ok(vec![cp.attend(&heads, &ctx, qkv[0].clone(), None, None)?]);
         let y = checkpoint_discard_output(&[&qkv], attend)?.remove(0); // (B, T, H D / tp)
         self.proj.forward(&y) // (B, T, C)
     }

@@ -57,6 +57,42 @@ impl TensorParallel {
         }
     }
 
+    /// This rank's heads of a bias of attention scores that all ranks hold alike, for a layer of `heads` query heads: dims
+    /// that broadcast to (B, H, T, S) -> (.., H / tp, T, S). Layers that share the bias share one call.
+    ///
+    /// Each rank gets the whole gradient. With sequence parallelism it gets that of its own heads, as parameters
+    /// of [`residual_scope`](TensorParallel::residual_scope) expect.
+    ///
+    /// Errors if the bias has fewer than two dims, or heads other than 1 or `heads`.
+    pub fn local_bias(&self, bias: &Var, heads: usize) -> Result<Var> {
+        if self.group.size() == 1 {
+            return Ok(bias.clone());
+        }
+        let mut dims = bias.dims().to_vec();
+        if dims.len() == 2 {
+            dims.insert(0, 1);
+        }
+        let dim = dims.len().checked_sub(3).filter(|&dim| dims[dim] == 1 || dims[dim] == heads);
+        let Some(dim) = dim else {
+            let message = format!(
+                "a bias must be (.., {heads} heads or 1, T, S) to be cut by heads, got {:?}",
+                bias.dims()
+            );
+            return Err(Error::shape("attention", message));
+        };
+        let bias = match self.sequence {
+            SequenceParallel::On => bias.clone(),
+            SequenceParallel::Off => mappings::copy_to_tp(bias, &self.group)?,
+        };
+        let own = self.group.local_range(heads);
+        if dims[dim] == 1 {
+            let bias = bias.reshape(&dims)?;
+            dims[dim] = own.len();
+            return bias.broadcast_to(&dims);
+        }
+        bias.narrow(dim as isize, own.start, own.len())
+    }
+
     /// Makes consumers of a replicated residual activation (B, T, ..) save only this rank's positions and all-gather
     /// the others in backward. These are the partitioned activation checkpoints of ZeRO-R (Rajbhandari et al., arXiv
     /// 1910.02054, section 6.1).

@@ -145,7 +145,7 @@ fn the_ring_in_other_types() -> Result<()> {
         let serial = AttentionHeads::new(&scope("attn"), &config, 0..heads)?;
         let leaf = Leaf::new("packed", x.clone());
         let ctx = Context::new(SEED, 3, Mode::Train, 2, length);
-        let y = serial.forward(&ctx, leaf.var()?, None)?;
+        let y = serial.forward(&ctx, leaf.var()?, None, None)?;
         backward(&[(&y, dy.clone())], WeightGrads::Now)?.run()?;
         let (want, dx) = (y.value(), gradient(&leaf));
         for ranks in [2, 3] {
@@ -154,7 +154,7 @@ fn the_ring_in_other_types() -> Result<()> {
                 let Rank { cp, ctx, .. } = spread.rank(&world, 2, length)?;
                 let heads = AttentionHeads::new(&scope("attn"), &config, 0..heads)?;
                 let leaf = Leaf::new("packed", part(&x, &ctx.shard_spec(&[packed[2]])?));
-                let y = cp.attend(&heads, &ctx, leaf.var()?, None)?;
+                let y = cp.attend(&heads, &ctx, leaf.var()?, None, None)?;
                 let place = ctx.shard_spec(&dy.dims()[2..])?;
                 // Probabilities are divided by 1 - p; a gradient is a sum over queries that weigh 1 in the
                 // mean of each, of terms of the size of dy . v.
@@ -211,7 +211,7 @@ fn the_ring_sends_each_block_once_round() {
             let x = Leaf::new("x", normal(&[2, 24 / ranks, 12 * 16], "x"));
             let block = (2 * (24 / ranks) * 4 * 16 * size_of::<f64>()) as u64;
             let turns = ranks as u64;
-            let y = cp.attend(&heads, &ctx, x.var()?, None)?;
+            let y = cp.attend(&heads, &ctx, x.var()?, None, None)?;
             let sent = cp.group().traffic();
             assert_eq!(sent.calls_and_bytes("send_recv"), (turns - 1, (turns - 1) * block));
             backward(&[(&y, y.value().clone())], WeightGrads::Now)?.run()?;

@@ -4,6 +4,7 @@
 extern crate ferrotron_nn as ferrotron;
 
 mod attention;
+mod attention_bias;
 mod bitwise;
 mod block;
 mod embedding;
