@@ -1,10 +1,32 @@
 //! Refuses parameters whose facts would train them wrongly on a mesh.
 
-use ferrotron_nn::{Axis, Param};
+use ferrotron_nn::{Axis, OptimizerConfig, Param};
 use ferrotron_tensor::{Error, Result};
 
 use crate::mesh::Mesh;
 use crate::tensor_parallel::SequenceParallel;
+
+/// Errors if `optimizer` gathers a matrix whose shards ranks along the tensor axis do not hold evenly: in the middle of a
+/// step, other parameters would be updated already.
+pub(super) fn check_gathers(param: &Param, mesh: &Mesh, optimizer: OptimizerConfig) -> Result<()> {
+    let ranks = mesh.axis(Axis::Tensor);
+    for (dim, len, held) in param.gathered_shards(optimizer) {
+        let even = ranks.local_range(len).len();
+        if held != even {
+            let message = format!(
+                "'{}': {} gathers its shards along dim {dim} of {len}, of which rank {} of {} along the tensor axis must \
+                 hold {even}, not {held}: cut it by `TensorParallel::shard`, or give it another `optimizer` by \
+                 `Scope::with_options`",
+                param.name(),
+                param.options().optimizer.unwrap_or(optimizer).rule().name(),
+                ranks.rank(),
+                ranks.size()
+            );
+            return Err(Error::config("data_parallel", message));
+        }
+    }
+    Ok(())
+}
 
 /// Errors unless a parameter's gradients can be reduced. They must be partial along the batch axes, and along another
 /// axis only if all its ranks hold the same elements. With sequence parallelism, a parameter that ranks along the

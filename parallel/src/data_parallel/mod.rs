@@ -48,7 +48,7 @@ use std::sync::Arc;
 use crate::collective::{Group, Reduction, Work};
 use crate::mesh::Mesh;
 use checkpoint_shares::CheckpointShares;
-use facts::check_facts;
+use facts::{check_facts, check_gathers};
 use reductions::ReductionState;
 use stages::check_stages;
 
@@ -153,6 +153,7 @@ impl DataParallel {
             return Err(Error::config("data_parallel", message));
         }
         params.iter().try_for_each(|param| check_facts(param, mesh))?;
+        params.iter().try_for_each(|param| check_gathers(param, mesh, config.optimizer))?;
         // Before anything moves: the buffers of another owner would no longer be those of its parameters.
         let is_free = |param: &Param| param.leaf().set_reduction(|| Ok(())).map(drop);
         params.iter().try_for_each(is_free)?;

@@ -2,14 +2,14 @@
 
 use ferrotron_autograd::Var;
 use ferrotron_nn::{
-    Axis, Bias, Init, Linear, Module, Optimizer, OptimizerConfig, Param, Scope, Sharding,
-    StepConfig, clip_coefficient,
+    Axis, Bias, Init, Linear, Module, MuonConfig, Optimizer, OptimizerConfig, Param, Scope,
+    Sharding, StepConfig, WeightDecay, clip_coefficient,
 };
 use ferrotron_parallel::collective::{World, WorldConfig, run_threads};
 use ferrotron_parallel::data_parallel::{DataParallel, DataParallelConfig};
 use ferrotron_parallel::mesh::{Mesh, ParallelDims};
 use ferrotron_parallel::tensor_parallel::SequenceParallel;
-use ferrotron_tensor::{DType, Device, Result, Tensor};
+use ferrotron_tensor::{DType, Device, Result, ShardSpec, Tensor};
 use std::sync::{Arc, Mutex};
 
 fn two_ranks(world: &World) -> Result<Mesh> {
@@ -171,4 +171,41 @@ fn a_parameter_that_a_stage_forgets_is_named() -> Result<()> {
         assert!(error.contains("the model's scope made 'second.weight', but no buffer"), "{error}");
     }
     Ok(())
+}
+
+/// Muon gathers shards within a step, when other parameters are updated already: sizes are compared at construction.
+#[test]
+fn uneven_shards_of_a_matrix_are_refused_at_construction() {
+    let rows = |cut: [usize; 2], optimizer| {
+        run_threads(2, &WorldConfig::default(), move |world| {
+            let layout = ParallelDims::new(2, 2, 1, 1)?;
+            let mesh = Mesh::new(&world, layout, SequenceParallel::Off)?;
+            let scope = mesh.scope(&Device::cpu(1)?, DType::F64, 1).sharded_along(Axis::Tensor);
+            let (rank, len) = (world.rank(), cut[world.rank()]);
+            let place = ShardSpec::new(&[6, 4], &[&[(rank * cut[0], len)], &[(0, 4)]])?;
+            let init = Init::Normal { std: 1.0 };
+            let hidden = scope.param_at("w", place, init, WeightDecay::On);
+            let config = DataParallelConfig { optimizer, ..DataParallelConfig::default() };
+            let parallel = DataParallel::new(&[&hidden], &mesh, &config)?;
+            let mut optimizer = Optimizer::new(optimizer, parallel.buffers())?;
+            parallel.begin_step(1);
+            hidden.var()?.sum_all()?.backward()?;
+            parallel.end_backward()?;
+            parallel.finish_step()?;
+            parallel.update(&mut optimizer, &StepConfig { lr: 0.1, grad_scale: 1.0 })
+        })
+    };
+    let muon = OptimizerConfig::Muon(MuonConfig::default());
+    for (rank, result) in rows([2, 4], muon).into_iter().enumerate() {
+        let want = format!(
+            "data_parallel: 'w': muon gathers its shards along dim 0 of 6, of which rank {rank} of 2 along the tensor \
+             axis must hold 3, not {}: cut it by `TensorParallel::shard`, or give it another `optimizer` by \
+             `Scope::with_options`",
+            [2, 4][rank]
+        );
+        assert_eq!(result.unwrap_err().to_string(), want);
+    }
+    rows([3, 3], muon).into_iter().for_each(|result| result.unwrap());
+    // AdamW updates elements, however they are cut.
+    rows([2, 4], OptimizerConfig::ADAMW).into_iter().for_each(|result| result.unwrap());
 }
