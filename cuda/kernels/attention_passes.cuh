@@ -1,6 +1,11 @@
 // The passes of attention.cu and attention_bias.cu, whose constant BIASED tells whether a bias is added to the scores:
 // registers are too scarce for a choice at run time. Included after attention_tiles.cuh.
 
+// Exponentials are powers of two, so scores are multiplied by log2 e with their scale. Biased scores are not: the product
+// of a finite bias below -2.4e38 would be minus infinity, and hide a key that others of its kind may leave as the largest.
+constexpr float UNIT = BIASED ? 1.0f : LOG2E;
+INLINE float exponential(float x) { return fast_exp2(BIASED ? x * LOG2E : x); }
+
 template <int D, class Drops>
 INLINE void forward(const T* q, const T* k, const T* v, T* out, float* lse, const Attention& a, Drops drops) {
     constexpr int KEYS = 64, TILE = D + PAD;
@@ -21,7 +26,7 @@ INLINE void forward(const T* q, const T* k, const T* v, T* out, float* lse, cons
     // Keys that every query of this warp sees.
     const int seen_from = (int)keys_of(a, batch, own_first + 15).start, seen_to = (int)keys_of(a, batch, own_first).end;
     const bool partial = own_first + 15 >= a.queries;
-    const float scale = (float)a.scale * LOG2E, cap = (float)a.softcap * LOG2E;  // exponentials are powers of two
+    const float scale = (float)a.scale * UNIT, cap = (float)a.softcap * UNIT;
     float sum[2] = {0, 0}, max[2] = {-real::infinity<float>(), -real::infinity<float>()};
     float result[D / 8][4] = {};
     load_rows<D, ROWS>(q_tile, q, a.q[1], first, a.queries, a.width);
@@ -50,7 +55,7 @@ INLINE void forward(const T* q, const T* k, const T* v, T* out, float* lse, cons
                 s[n][e] *= scale;
                 if (cap > 0) s[n][e] = soft_cap(s[n][e], cap);
                 if (BIASED && seen[e / 2].has(own_key))
-                    s[n][e] += LOG2E * bias_of(a, batch, head, own_first + lane / 4 + e / 2 * 8, own_key);
+                    s[n][e] += bias_of(a, batch, head, own_first + lane / 4 + e / 2 * 8, own_key);
                 if (masked && !seen[e / 2].has(own_key))
                     s[n][e] = -real::infinity<float>();
                 largest[e / 2] = real::max(largest[e / 2], s[n][e]);
@@ -63,7 +68,7 @@ INLINE void forward(const T* q, const T* k, const T* v, T* out, float* lse, cons
             largest[half] = real::max(largest[half], __shfl_xor_sync(0xffffffffu, largest[half], 2));
             // A row without visible keys so far must not subtract infinities.
             shift[half] = largest[half] == -real::infinity<float>() ? 0.0f : largest[half];
-            const float shrink = fast_exp2(max[half] - shift[half]);
+            const float shrink = exponential(max[half] - shift[half]);
             max[half] = largest[half];
             sum[half] *= shrink;
 #pragma unroll
@@ -76,7 +81,7 @@ INLINE void forward(const T* q, const T* k, const T* v, T* out, float* lse, cons
         for (int n = 0; n < KEYS / 8; n++)
 #pragma unroll
             for (int e = 0; e < 4; e++) {
-                s[n][e] = fast_exp2(s[n][e] - shift[e / 2]);
+                s[n][e] = exponential(s[n][e] - shift[e / 2]);
                 sum[e / 2] += s[n][e];
                 s[n][e] *= drops.factor(kept, 4 * n + e);
             }
@@ -93,10 +98,10 @@ INLINE void forward(const T* q, const T* k, const T* v, T* out, float* lse, cons
         sum[half] += __shfl_xor_sync(0xffffffffu, sum[half], 2);
         factor[half] = sum[half] > 0 ? 1 / sum[half] : 0.0f;
         const i64 row = own_first + lane / 4 + half * 8;
-        // ln sum_j e^(s_j) = (max + log2 sum) ln 2; minus infinity if no key is visible.
+        // ln sum_j e^(s_j) = max + ln sum; minus infinity if no key is visible.
         if (lane % 4 == 0 && row < a.queries)
             lse[(batch * a.heads + head) * a.queries + row] =
-                sum[half] > 0 ? max[half] * 0.6931471805599453f + real::ln(sum[half]) : -real::infinity<float>();
+                sum[half] > 0 ? max[half] * (BIASED ? 1.0f : 0.6931471805599453f) + real::ln(sum[half]) : -real::infinity<float>();
     }
     store_rows<D>(out, a.out[1], own_first, a.queries, a.width, result, factor[0], factor[1]);
 }
@@ -105,7 +110,7 @@ INLINE void forward(const T* q, const T* k, const T* v, T* out, float* lse, cons
 // element e of column tile n is visible; `of` gives its lse and delta, `bias` its bias, `factor` its dropout factor.
 template <int N, bool SLOPES, class Seen, class Statistics, class Bias, class Factor>
 INLINE void score_gradients(float (*s)[4], float (*dp)[4], const Attention& a, Seen seen, Statistics of, Bias bias, Factor factor) {
-    const float scale = (float)a.scale * LOG2E, cap = (float)a.softcap * LOG2E;
+    const float scale = (float)a.scale * UNIT, cap = (float)a.softcap * UNIT;
 #pragma unroll
     for (int n = 0; n < N; n++)
 #pragma unroll
@@ -117,9 +122,9 @@ INLINE void score_gradients(float (*s)[4], float (*dp)[4], const Attention& a, S
                 if (SLOPES) slope = soft_cap_slope(score, cap);
             }
             const bool visible = seen(n, e);
-            if (BIASED && visible) score += LOG2E * bias(n, e);
+            if (BIASED && visible) score += bias(n, e);
             // A query whose every score is minus infinity has such an lse, too.
-            const float p = visible && (!BIASED || score > -real::infinity<float>()) ? fast_exp2(score - lse * LOG2E) : 0.0f;
+            const float p = visible && (!BIASED || score > -real::infinity<float>()) ? exponential(score - lse * UNIT) : 0.0f;
             const float m = factor(n, e);
             s[n][e] = p * m;
             dp[n][e] = p * (dp[n][e] * m - delta) * slope;

@@ -4,7 +4,7 @@ use ferrotron_tensor::{DType, ShardSpec};
 use super::attention::{Problem, compare};
 use super::attention_merge::merges;
 use crate::simulator::Simulator;
-use crate::support::hiding;
+use crate::support::{hiding, tensor};
 
 pub fn check(simulator: &Simulator) {
     for dtype in [DType::BF16, DType::F16] {
@@ -14,7 +14,18 @@ pub fn check(simulator: &Simulator) {
                 compare(simulator, &problem);
             }
         }
+        compare(simulator, &lowest(dtype, [2, 40, 70, 2, 1, 64]));
     }
+}
+
+/// Finite biases whose product with log2 e is infinite in f32. Each query sees two keys, the least negative.
+fn lowest(dtype: DType, sizes: [usize; 6]) -> Problem {
+    let [_, queries, keys, .., width] = sizes;
+    let values: Vec<f64> =
+        (0..queries * keys).map(|i| if i % keys < 2 { -2.5e38 } else { -3e38 }).collect();
+    let bias = Some(tensor(DType::F32, &[queries, keys], &values));
+    let config = AttentionConfig { bias, ..AttentionConfig::causal(width) };
+    Problem::with(dtype, sizes, config, None)
 }
 
 /// Problems with biases of several shapes, with either mask, without and with dropout.
