@@ -14,6 +14,15 @@ struct Attention {
     i64 q[3], k[3], v[3], out[3], dout[3], dq[3], dk[3], dv[3];
 };
 
+// The head and the sample of a block of the gradient of a bias. Where z of a grid is too small for the samples, y has the
+// heads of several. The last blocks may have samples out of bounds.
+struct HeadAndSample {
+    i64 head, sample;
+};
+INLINE HeadAndSample head_and_sample(i64 heads) {
+    return {blockIdx.y % heads, blockIdx.z * (gridDim.y / heads) + blockIdx.y / heads};
+}
+
 // The keys from `start` to `end` - 1. Neither decreases from a query to the next.
 struct Range {
     i64 start, end;

@@ -17,8 +17,11 @@ INLINE void backward_bias(const T* q, const T* k, const T* v, const T* dout, con
     DYNAMIC_SHARED(T, memory);
     T *q_tile = memory, *dout_tile = q_tile + ROWS * TILE, *k_tile = dout_tile + ROWS * TILE, *v_tile = k_tile + KEYS * TILE;
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
-    const i64 first = (i64)blockIdx.x * ROWS, key = (i64)blockIdx.y * KEYS, own_first = first + warp * 16;
-    const i64 head = blockIdx.z % a.heads, sample = blockIdx.z / a.heads, group = head * a.groups / a.heads;
+    const i64 tiles = (a.queries + ROWS - 1) / ROWS;
+    const i64 first = blockIdx.x % tiles * ROWS, key = blockIdx.x / tiles * KEYS, own_first = first + warp * 16;
+    const i64 head = head_and_sample(a.heads).head, sample = head_and_sample(a.heads).sample;
+    if (sample >= samples) return;
+    const i64 group = head * a.groups / a.heads;
     const i64 begin = samples == all ? sample : 0, end = samples == all ? sample + 1 : all;
     float sum[KEYS / 8][4] = {};
     for (i64 batch = begin; batch < end; batch++) {
@@ -71,7 +74,7 @@ INLINE void backward_bias(const T* q, const T* k, const T* v, const T* dout, con
         }
 }
 
-// The grid is (tiles of queries, tiles of keys, samples x heads). Shared memory holds 4 x 64 rows of D + 8 elements.
+// The grid is (tiles of queries x tiles of keys, heads, samples), folded as `head_and_sample` reads it. Shared memory holds 4 x 64 rows of D + 8 elements.
 KERNEL(128, attention_backward_bias_64)
 (const T* q, const T* k, const T* v, const T* dout, const float* lse, const float* delta, float* dbias, i64 samples, i64 all, Attention a) {
     backward_bias<64>(q, k, v, dout, lse, delta, dbias, samples, all, a, KeepAll());

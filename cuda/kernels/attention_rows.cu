@@ -155,8 +155,9 @@ template <class Drops>
 INLINE void backward_bias(const T* q, const T* k, const T* v, const T* dout, const A* lse, const A* delta, A* dbias, i64 samples, i64 all, const Attention& a, Drops drops) {
     SHARED(A, rows, 2 * WARPS * MAX_WIDTH);
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
-    const i64 query = (i64)blockIdx.x * WARPS + warp, head = blockIdx.y, sample = blockIdx.z;
-    if (query >= a.queries) return;
+    const i64 query = (i64)blockIdx.x * WARPS + warp;
+    const i64 head = head_and_sample(a.heads).head, sample = head_and_sample(a.heads).sample;
+    if (query >= a.queries || sample >= samples) return;
     const i64 begin = samples == all ? sample : 0, end = samples == all ? sample + 1 : all;
     const i64 group = head * a.groups / a.heads;
     A *q_row = rows + 2 * warp * MAX_WIDTH, *dout_row = q_row + MAX_WIDTH;

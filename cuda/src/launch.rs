@@ -73,7 +73,8 @@ impl<'a> Launch<'a> {
         let fits = grid[0] < 1 << 31 && grid[1] < 1 << 16 && grid[2] < 1 << 16;
         if !fits || threads == 0 || threads > self.function.threads {
             let message = format!(
-                "a grid of {grid:?} blocks of {block:?} threads, {} threads at most",
+                "needs a grid of {grid:?} blocks of {block:?} threads, and a GPU takes at most [2147483647, 65535, 65535] \
+                 blocks of {} threads of this kernel: use smaller operands, such as a smaller batch",
                 self.function.threads
             );
             return Err(Error::new(self.name, message));

@@ -99,6 +99,7 @@ const MUTANTS: &[Mutant] = mutants! {
     counts_added_before_all_are_there in "zero_bitmap": "    __syncthreads();\n    i64 before" => "    i64 before";
     word_of_another_chunk in "zero_bitmap": "word = chunk * CHUNK_WORDS; word < at" => "word = chunk; word < at";
     equal_ids_in_any_order in "sort": "&& first + k < own" => "&& first + k > own";
+    samples_along_y_forgotten in "attention_bias": " + blockIdx.y / heads}" => "}";
 
     head_stride_for_position_stride in "rotary": "(i64)position * position_stride" => "(i64)position * head_stride";
     // Steps and losses

@@ -5,7 +5,7 @@ mod kernels;
 use ferrotron_cuda::arguments::Attention;
 
 use self::kernels::{AttentionKernels, Pass, ROWS};
-use super::kernel::{Kernel, kernel};
+use super::kernel::{Kernel, MOST_BLOCKS, kernel};
 use crate::ops::attention::config::{AttentionConfig, AttentionDropout, AttentionMask};
 use crate::ops::attention::operands::{Operands, Shape, bias_view};
 use crate::ops::random::last_dropped;
@@ -238,14 +238,25 @@ pub(crate) fn backward_bias(
     let Shape { batch, queries, keys, heads, .. } = shape;
     let samples = dbias.dims()[0];
     let (a, dout, delta) = products(&call, call.a, operands)?;
-    let grid = match call.kernels {
-        AttentionKernels::Tiles(_) => {
-            [queries.div_ceil(ROWS), keys.div_ceil(ROWS), samples * heads]
-        }
-        AttentionKernels::Rows => [call.kernels.blocks(queries), heads, samples],
+    let blocks = match call.kernels {
+        AttentionKernels::Tiles(_) => queries.div_ceil(ROWS) * keys.div_ceil(ROWS),
+        AttentionKernels::Rows => call.kernels.blocks(queries),
     };
     let kernel = call.kernel(Pass::Bias)?.input(&dout).input(lse).input(&delta).output(dbias);
-    call.run(kernel.value(samples as i64).value(batch as i64), a, 4 * ROWS, grid)
+    call.run(
+        kernel.value(samples as i64).value(batch as i64),
+        a,
+        4 * ROWS,
+        grid(blocks, heads, samples),
+    )
+}
+
+/// A grid of `blocks` for each head of each sample that has a bias of its own. Along z a grid has at most 65,535 blocks; y
+/// has the heads of several samples where there are more. Other passes refuse such batches: more arithmetic for the place
+/// of a block costs their kernels registers.
+fn grid(blocks: usize, heads: usize, samples: usize) -> [usize; 3] {
+    let along_y = samples.div_ceil(MOST_BLOCKS).max(1);
+    [blocks, heads * along_y, samples.div_ceil(along_y)]
 }
 
 /// Merges a block of keys into `out` (B, T, H, D) and `lse` (B, H, T), for the block's queries, which start at

@@ -1,6 +1,7 @@
 //! Launches gather, scatter and index operations. A bad index is reported by the next synchronization with the GPU.
 
 use super::copy::by_size;
+use super::kernel::MOST_BLOCKS;
 use super::{kernel, layout};
 use crate::{DType, Error, Result, Tensor};
 
@@ -8,8 +9,6 @@ use crate::{DType, Error, Result, Tensor};
 const COLUMNS: usize = 128;
 /// Threads of a sorting block.
 const SORTED: usize = 256;
-/// Maximum grid size along z.
-const MOST_BLOCKS: usize = 65_535;
 
 /// `y = x` at `index` along `dim`; `y` has the dims of `index`.
 pub(crate) fn gather(x: &Tensor, dim: usize, index: &Tensor, y: &mut Tensor) -> Result<()> {

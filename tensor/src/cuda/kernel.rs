@@ -10,6 +10,8 @@ use smallvec::SmallVec;
 
 use crate::{DType, Device, Error, RandomKey, Result, ShardSpec, Tensor};
 
+/// Maximum size of a grid along y and z.
+pub(crate) const MOST_BLOCKS: usize = 65_535;
 /// Threads of a block of an elementwise kernel.
 const THREADS: usize = 256;
 /// Elements per thread of an elementwise kernel, if there are enough.
