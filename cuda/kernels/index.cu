@@ -1,21 +1,22 @@
 // Deterministic addition at indices, in the order of the index: the gradients of embedding, index_select and gather.
 
-// y (outer, size, inner) += slices of x (outer, count, inner) at the sorted ids. A block of the grid handles a sorted
-// position, 128 elements of a slice and a share of `outer`; only the first position of each id does the work.
+// y (outer, size, inner) += slices of x (outer, count, inner) at the keys, in the `order` that sorts them: see sort.cu. A
+// block of the grid handles a sorted position, 128 elements of a slice and a share of `outer`; only the first position of
+// each key does the work.
 template <class Y>
-INLINE void add_slices(const T* x, const void* ids, int type, const u32* order, Y* y, u64 outer, u64 count, i64 size, u64 inner, i64 offset) {
+INLINE void add_slices(const T* x, const i64* keys, const i64* order, Y* y, u64 outer, u64 count, i64 size, u64 inner) {
     const u64 first = blockIdx.x, column = (u64)blockIdx.y * blockDim.x + threadIdx.x;
-    const i64 id = read_index(ids, type, order[first]) - offset;
-    if (id < 0 || id >= size || column >= inner) return;
-    if (first > 0 && read_index(ids, type, order[first - 1]) - offset == id) return;
+    const i64 key = keys[order[first]];
+    if (key >= size || column >= inner) return;
+    if (first > 0 && keys[order[first - 1]] == key) return;
     for (u64 block = blockIdx.z; block < outer; block += gridDim.z) {
-        Y* to = y + (block * (u64)size + id) * inner + column;
+        Y* to = y + (block * (u64)size + key) * inner + column;
         const T* from = x + block * count * inner + column;
         A sum = widen(*to);
 #pragma unroll 4
         for (u64 k = first; k < count; k++) {
             const u64 position = order[k];
-            if (read_index(ids, type, position) - offset != id) break;
+            if (keys[position] != key) break;
             sum += widen(from[position * inner]);
         }
         *to = rounded<Y>(sum);
@@ -23,14 +24,14 @@ INLINE void add_slices(const T* x, const void* ids, int type, const u32* order, 
 }
 
 KERNEL(128, index_add)
-(const T* x, const void* ids, int type, const u32* order, T* y, u64 outer, u64 count, i64 size, u64 inner, i64 offset) {
-    add_slices(x, ids, type, order, y, outer, count, size, inner, offset);
+(const T* x, const i64* keys, const i64* order, T* y, u64 outer, u64 count, i64 size, u64 inner) {
+    add_slices(x, keys, order, y, outer, count, size, inner);
 }
 
 // Accumulates into sums in A.
 KERNEL(128, index_add_wide)
-(const T* x, const void* ids, int type, const u32* order, A* y, u64 outer, u64 count, i64 size, u64 inner, i64 offset) {
-    add_slices(x, ids, type, order, y, outer, count, size, inner, offset);
+(const T* x, const i64* keys, const i64* order, A* y, u64 outer, u64 count, i64 size, u64 inner) {
+    add_slices(x, keys, order, y, outer, count, size, inner);
 }
 
 // y[.., index[.., k, ..], ..] += x[.., k, ..], or = x: then the last of repeated indices counts. One thread per element of

@@ -47,8 +47,8 @@ impl ElementType {
     /// One type per size of 1, 2, 4 and 8 bytes, for kernels that only move elements.
     pub const SIZES: &[ElementType] =
         &[ElementType::U8, ElementType::BF16, ElementType::U32, ElementType::I64];
-    /// Only unsigned 32 bits, for kernels that write indices.
-    const ONLY_U32: &[ElementType] = &[ElementType::U32];
+    /// Only signed 64 bits, for kernels that write indices.
+    const ONLY_I64: &[ElementType] = &[ElementType::I64];
     /// Only f64, for kernels on scalars.
     const ONLY_F64: &[ElementType] = &[ElementType::F64];
 
@@ -140,7 +140,7 @@ files! {
     "round" HALVES [];
     "sgd" FLOATS [];
     "softmax" FLOATS [];
-    "sort" ONLY_U32 [];
+    "sort" ONLY_I64 [];
     "sq_norm" FLOATS [];
     "step" ONLY_F64 [];
     "zero_bitmap" SIZES [];

@@ -33,8 +33,6 @@ const MUTANTS: &[Mutant] = mutants! {
         "    __syncthreads();\n    return join_warp" => "    if (lane == 0) __syncthreads();\n    return join_warp";
     tile_read_before_it_is_written in "copy":
         "    __syncthreads();\n    row = (u64)blockIdx.y" => "    row = (u64)blockIdx.y";
-    tile_overwritten_before_it_is_read in "sort":
-        "        __syncthreads();  // the tile before has been read" => "";
     equal_elements_in_reverse in "argsort": "(j < threadIdx.x && !before" => "(j > threadIdx.x && !before";
     equal_elements_of_the_right_run_first in "argsort": "? before(element, value" => "? !before(value, element";
     run_read_before_it_is_written in "argsort": "widen(x[row + own]);\n    __syncthreads();" => "widen(x[row + own]);";
@@ -98,7 +96,8 @@ const MUTANTS: &[Mutant] = mutants! {
     unaligned_vectors in "norm": "aligned16(row) && aligned16(out) ? width" => "true ? width";
     counts_added_before_all_are_there in "zero_bitmap": "    __syncthreads();\n    i64 before" => "    i64 before";
     word_of_another_chunk in "zero_bitmap": "word = chunk * CHUNK_WORDS; word < at" => "word = chunk; word < at";
-    equal_ids_in_any_order in "sort": "&& first + k < own" => "&& first + k > own";
+    ids_of_other_shards_first in "sort": "own < size ? own : size" => "own < size ? own : -1";
+    sum_of_every_position_of_an_id in "index": "if (first > 0 && keys[order[first - 1]] == key) return;" => "";
     samples_along_y_forgotten in "attention_bias": " + blockIdx.y / heads}" => "}";
 
     head_stride_for_position_stride in "rotary": "(i64)position * position_stride" => "(i64)position * head_stride";

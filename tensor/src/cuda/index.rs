@@ -2,13 +2,12 @@
 
 use super::copy::by_size;
 use super::kernel::MOST_BLOCKS;
-use super::{kernel, layout};
+use super::{argsort, kernel, layout};
+use crate::ops::argsort::order::SortOrder;
 use crate::{DType, Error, Result, Tensor};
 
 /// Threads that add slices, one column each.
 const COLUMNS: usize = 128;
-/// Threads of a sorting block.
-const SORTED: usize = 256;
 
 /// `y = x` at `index` along `dim`; `y` has the dims of `index`.
 pub(crate) fn gather(x: &Tensor, dim: usize, index: &Tensor, y: &mut Tensor) -> Result<()> {
@@ -109,27 +108,27 @@ pub(crate) fn add(
     [offset, global]: [usize; 2],
 ) -> Result<()> {
     let (device, count) = (x.device(), ids.numel());
-    let mut order = Tensor::empty(device, DType::U32, &[count])?;
-    kernel(device, "sort", DType::U32, "sort_ids")?
+    let mut keys = Tensor::empty(device, DType::I64, &[count])?;
+    kernel(device, "sort", DType::I64, "local_ids")?
         .indices(ids)
-        .output(&mut order)
+        .output(&mut keys)
         .value(count as u64)
         .value(offset as i64)
         .value(size as i64)
         .value(global as i64)
         .bad_index(op)
-        .run([count.div_ceil(SORTED), 1, 1], [SORTED, 1, 1])?;
+        .run_elements(count)?;
+    let order = argsort::first(&keys, SortOrder::Ascending, count)?;
     let name = if y.dtype() == x.dtype() { "index_add" } else { "index_add_wide" };
     kernel(device, "index", x.dtype(), name)?
         .input(x)
-        .indices(ids)
+        .input(&keys)
         .input(&order)
         .output(y)
         .value(outer as u64)
         .value(count as u64)
         .value(size as i64)
         .value(inner as u64)
-        .value(offset as i64)
         .run([count, inner.div_ceil(COLUMNS), outer.min(MOST_BLOCKS)], [COLUMNS, 1, 1])
 }
 

@@ -5,7 +5,7 @@ use ferrotron_tensor::ops::embedding::{embedding_backward, embedding_shard_backw
 use ferrotron_tensor::ops::index::{index_add, scatter, scatter_add};
 use ferrotron_tensor::{DType, Tensor};
 
-use super::sort::order;
+use super::sort::keys;
 use crate::simulator::Simulator;
 use crate::support::*;
 
@@ -67,13 +67,14 @@ fn add(
     let dims = to.dims();
     let [size, inner] = [dims[dims.len() - 2], dims[dims.len() - 1]];
     let (outer, count) = (to.numel() / size / inner, ids.numel());
-    let order = order(sorter, ids, offset, size);
-    let (source, index, mut memory) = (bytes(x), bytes(ids), bytes(to));
+    let keys = keys(sorter, ids, offset, size);
+    let mut order: Vec<i64> = (0..count as i64).collect();
+    order.sort_by_key(|&at| keys[at as usize]); // stable, as argsort.cu
+    let (source, mut memory) = (bytes(x), bytes(to));
     let add = |name: &str, memory: &mut [u8]| {
-        let kernel = simulator.kernel(name, element(x.dtype())).input(&source).input(&index);
-        let kernel = kernel.value(index_type(ids)).input(&order).in_out(memory).value(outer as u64);
-        let kernel =
-            kernel.value(count as u64).value(size as i64).value(inner as u64).value(offset as i64);
+        let kernel = simulator.kernel(name, element(x.dtype())).input(&source).input(&keys);
+        let kernel = kernel.input(&order).in_out(memory).value(outer as u64);
+        let kernel = kernel.value(count as u64).value(size as i64).value(inner as u64);
         kernel.run([count, inner.div_ceil(128), outer.min(2)], [128, 1, 1]);
     };
     let before = memory.clone();

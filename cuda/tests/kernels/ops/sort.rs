@@ -13,31 +13,30 @@ pub fn check(simulator: &Simulator) {
                 &(0..n).map(|i| ((i * i * 7 + i) % size) as f64).collect::<Vec<_>>(),
             );
             for (offset, here) in [(0, size), (size / 3, size / 2)] {
-                let got = order(simulator, &ids, offset, here);
-                let list = numbers(&ids);
-                let local = |&at: &u32| {
-                    let id = list[at as usize] as usize;
-                    if (offset..offset + here).contains(&id) { id - offset } else { here }
+                let got = keys(simulator, &ids, offset, here);
+                let local = |&id: &f64| {
+                    let id = id as usize;
+                    let inside = (offset..offset + here).contains(&id);
+                    (if inside { id - offset } else { here }) as i64
                 };
-                let mut want: Vec<u32> = (0..n as u32).collect();
-                want.sort_by_key(local); // stable
+                let want: Vec<i64> = numbers(&ids).iter().map(local).collect();
                 assert_eq!(got, want, "{n} ids of {size}, {here} from {offset}");
             }
         }
     }
 }
 
-/// The sorted positions of the ids.
-pub fn order(simulator: &Simulator, ids: &Tensor, offset: usize, size: usize) -> Vec<u32> {
+/// The keys of the ids.
+pub fn keys(simulator: &Simulator, ids: &Tensor, offset: usize, size: usize) -> Vec<i64> {
     let (memory, n, mut bad) = (bytes(ids), ids.numel(), [NO_BAD_INDEX]);
-    let mut order = vec![0_u32; n];
+    let mut keys = vec![-1_i64; n];
     let kernel =
-        simulator.kernel("sort_ids", element(DType::U32)).input(&memory).value(index_type(ids));
-    let kernel = kernel.output(&mut order).value(n as u64).value(offset as i64).value(size as i64);
-    let global = 50_i64;
-    kernel.value(global).in_out(&mut bad).run([n.div_ceil(256), 1, 1], [256, 1, 1]);
+        simulator.kernel("local_ids", element(DType::I64)).input(&memory).value(index_type(ids));
+    let kernel = kernel.output(&mut keys).value(n as u64).value(offset as i64).value(size as i64);
+    let (global, (grid, block)) = (50_i64, elementwise(n));
+    kernel.value(global).in_out(&mut bad).run(grid, block);
     let outside = |id: &f64| !(0.0..global as f64).contains(id);
     let first = numbers(ids).iter().position(outside).map_or(NO_BAD_INDEX, |at| at as u64);
     assert_eq!(bad, [first], "the first of {ids:?} outside of {global}");
-    order
+    keys
 }
