@@ -34,7 +34,8 @@ impl Angles {
 
 impl RotaryTables {
     /// The table of `wanted`. If its positions are one run, it is a part of a table of all positions below `longest`; a
-    /// longer table replaces a shorter one.
+    /// longer table replaces a shorter one. The table of other positions, of a rank of context parallelism, replaces that
+    /// of the positions before.
     ///
     /// While work of the device is captured, a new table belongs to the graph and is not kept.
     pub fn get(&self, wanted: &Angles, longest: usize) -> Result<RotaryTable> {
@@ -62,6 +63,7 @@ impl RotaryTables {
         }
         let table = wanted.table()?;
         if wanted.device.expect_no_capture("rotary_table").is_ok() {
+            tables.retain(|(angles, _)| !same(angles) || angles.positions.len() == 1);
             tables.push((wanted.clone(), table.clone()));
         }
         Ok(table)
@@ -124,6 +126,11 @@ mod tests {
             tables.get(&wanted(100.0, &[(0, 2), (6, 2)]), 8)?;
         }
         assert_eq!(bytes(), (20 + 4 + 4) * row);
+        // Pieces of longer and of shorter sequences replace them: sequences of many lengths leave one table.
+        for chunk in [3, 4, 1] {
+            tables.get(&wanted(100.0, &[(0, chunk), (3 * chunk, chunk)]), 4 * chunk)?;
+            assert_eq!(bytes(), (20 + 4 + 2 * chunk) * row);
+        }
         drop(tables);
         assert_eq!(bytes(), 0);
         Ok(())
