@@ -207,10 +207,22 @@ impl Param {
         }
     }
 
-    /// Declares that tensors of these lengths along dim 0 are packed in this parameter.
+    /// Declares that tensors of these lengths along dim 0 are packed in this parameter, as queries, keys and values are in
+    /// one matrix. Rules that update whole tensors (Muon, Adafactor) update each by itself, and a layout that shards dim 0
+    /// shards each.
     ///
     /// Errors unless they add up to its global dim 0.
-    #[doc(hidden)] // for the layers of `parallel`
+    ///
+    /// ```
+    /// use ferrotron_nn::{Init, Scope, WeightDecay};
+    /// use ferrotron_tensor::{DType, Device};
+    /// let scope = Scope::new(&Device::cpu(1)?, DType::F32, 1234);
+    /// let weight = || scope.param("gate_up.weight", &[8, 3], Init::XavierNormal, WeightDecay::On);
+    /// assert!(weight().packed(&[4, 4]).is_ok()); // gate and up
+    /// let error = weight().packed(&[4, 5]).unwrap_err().to_string();
+    /// assert_eq!(error, "parameters: 'gate_up.weight' of [8, 3] cannot consist of blocks of [4, 5]");
+    /// # Ok::<(), ferrotron_tensor::Error>(())
+    /// ```
     pub fn packed(mut self, blocks: &[usize]) -> Result<Param> {
         let dims = self.facts.shard_spec.global_dims();
         if dims.first() != Some(&blocks.iter().sum()) {
