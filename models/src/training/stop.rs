@@ -1,7 +1,7 @@
 //! A request to stop: set by a signal handler or another thread, read by the loops that may take long.
 
 use ferrotron_parallel::collective::{Group, Reduction, Work};
-use ferrotron_tensor::{Device, Result, Tensor};
+use ferrotron_tensor::{DType, Device, Result, Tensor};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
@@ -28,33 +28,16 @@ impl StopFlag {
         self.0.load(Relaxed)
     }
 
-    /// Whether any rank of `world` was asked: the same answer on every rank. All ranks call this. The number goes
-    /// through memory of `host`.
-    pub fn is_set_on_any_rank(&self, world: &Group, host: &Device) -> Result<bool> {
-        self.ask_all(world, host)?.wait()
-    }
-
-    /// Starts [`StopFlag::is_set_on_any_rank`]; waiting for the result waits for the other ranks.
+    /// Whether any rank of `world` was asked: the same answer on every rank. All ranks call this; waiting for the result
+    /// waits for the other ranks. The number goes through memory of `host`.
     pub(crate) fn ask_all(&self, world: &Group, host: &Device) -> Result<Work<bool>> {
-        Ok(set_on_any_rank([self.is_set()], world, host)?.map(|[is_set]| Ok(is_set)))
+        if world.size() == 1 {
+            return Ok(Work::ready(self.is_set()));
+        }
+        let own = Tensor::full(host, DType::F64, &[1], f64::from(u8::from(self.is_set())))?;
+        let sum = world.all_reduce(own, Reduction::Sum)?;
+        Ok(sum.map(|sum| Ok(sum.item()? > 0.0)))
     }
-}
-
-/// Whether each of `flags` is set on any rank of `world`: one call, with the same answer on every rank.
-pub(crate) fn set_on_any_rank<const N: usize>(
-    flags: [bool; N],
-    world: &Group,
-    host: &Device,
-) -> Result<Work<[bool; N]>> {
-    if world.size() == 1 {
-        return Ok(Work::ready(flags));
-    }
-    let own = Tensor::from_slice(host, &flags.map(|flag| f64::from(u8::from(flag))), &[N])?;
-    let sums = world.all_reduce(own, Reduction::Sum)?;
-    Ok(sums.map(|sums| {
-        let sums = sums.to_vec::<f64>()?;
-        Ok(std::array::from_fn(|i| sums[i] > 0.0))
-    }))
 }
 
 impl From<Arc<AtomicBool>> for StopFlag {
