@@ -270,7 +270,7 @@ fn ten_steps(
 }
 
 #[test]
-fn ten_steps_of_every_rule_equal_pytorch() -> Result<()> {
+fn ten_steps_of_every_rule_equal_pytorch_and_optax() -> Result<()> {
     let golden = golden();
     let want = |key: &str| floats(&golden["optimizers"][key]);
     let number = |key: &str| golden["optimizers"][key].as_f64().unwrap();
@@ -285,6 +285,10 @@ fn ten_steps_of_every_rule_equal_pytorch() -> Result<()> {
             let [got, _] = ten_steps(config, dtype, None)?;
             assert_close(&format!("{name} in {dtype}"), &got, &want(name), tolerance);
         }
+        // Optax's Lion is in f32.
+        let lion = OptimizerConfig::Lion { beta1: 0.9, beta2: 0.99, weight_decay };
+        let [got, _] = ten_steps(lion, dtype, None)?;
+        assert_close(&format!("Optax's lion in {dtype}"), &got, &want("lion_optax"), 1e-6);
         let [got, average] = ten_steps(nesterov, dtype, Some(number("ema_decay")))?;
         assert_close("nesterov beside an average", &got, &want("nesterov"), tolerance);
         assert_close(&format!("average in {dtype}"), &average, &want("ema"), tolerance);

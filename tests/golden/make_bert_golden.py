@@ -4,7 +4,7 @@
     python make_bert_golden.py            # writes bert.json beside this script
     python make_bert_golden.py --check    # recomputes and compares with that file to 1e-10
 
-As make_golden.py, with its formulas for weights and tokens and its primitive operations. The models:
+Weights, tokens and primitive operations are those of make_golden.py, in formulas.py. The models:
 
   post    x = LayerNorm(wte[token] + wse[segment] + wpe[t]);
           x = norm_1(x + attn(x));  x = norm_2(x + mlp(x))                     Devlin et al., arXiv 1810.04805
@@ -30,7 +30,7 @@ from pathlib import Path
 
 import torch
 
-from make_golden import IGNORE, affine, flat, is_norm_weight, make_tokens
+from formulas import IGNORE, affine, compare, describe, flat, layer_norm, make_tokens, make_weights, mean_loss, softmax
 
 SIZES = dict(
     vocab_size=13,
@@ -81,19 +81,8 @@ def tensor_shapes(placement):
     return out
 
 
-def make_weights(placement):
-    weights = {}
-    for k, (name, shape) in enumerate(tensor_shapes(placement)):
-        waves = [math.sin(0.7 * i + 0.05 * i * i + k) for i in range(math.prod(shape))]
-        values = [1.0 + 0.1 * w for w in waves] if is_norm_weight(name) else [0.3 * w for w in waves]
-        weights[name] = torch.tensor(values, dtype=torch.float64).reshape(shape).requires_grad_()
-    return weights
-
-
 def normalise(weights, name, x):
-    centred = x - x.mean(-1, keepdim=True)
-    root = torch.sqrt((centred * centred).mean(-1, keepdim=True) + SIZES["norm_epsilon"])
-    return centred / root * weights[f"{name}.weight"] + weights[f"{name}.bias"]
+    return layer_norm(weights, name, x, SIZES["norm_epsilon"])
 
 
 def gelu(x):
@@ -106,8 +95,7 @@ def attention(weights, name, x):
     joined = affine(weights, f"{name}.qkv", x).reshape(batch, length, 3, heads, width // heads)
     q, k, v = joined.permute(2, 0, 3, 1, 4)  # (B, H, T, D) each
     scores = q @ k.transpose(2, 3) / math.sqrt(width // heads)
-    weight = (scores - scores.amax(-1, keepdim=True).detach()).exp()
-    mixed = (weight / weight.sum(-1, keepdim=True)) @ v
+    mixed = softmax(scores) @ v
     return affine(weights, f"{name}.proj", mixed.transpose(1, 2).reshape(batch, length, width))
 
 
@@ -115,15 +103,8 @@ def feed_forward(weights, name, x):
     return affine(weights, f"{name}.proj", gelu(affine(weights, f"{name}.fc", x)))
 
 
-def cross_entropy(logits, targets):
-    """The mean over the targets that count."""
-    rows = logits.reshape(-1, logits.shape[-1])
-    log_p = rows - rows.logsumexp(-1, keepdim=True)
-    return -torch.stack([log_p[i, y] for i, y in enumerate(targets) if y != IGNORE]).mean()
-
-
 def make_model(placement):
-    weights = make_weights(placement)
+    weights = make_weights(tensor_shapes(placement))
     batch, length = SIZES["batch_size"], SIZES["seq_length"]
     tokens, targets = make_tokens(SIZES)
     grid = [(b, t) for b in range(batch) for t in range(length)]
@@ -149,12 +130,11 @@ def make_model(placement):
     features = normalise(weights, "mlm_head.norm", gelu(affine(weights, "mlm_head.transform", x)))
     logits = features @ weights["wte.weight"].T + weights["mlm_head.bias"]
     order_logits = affine(weights, "binary_head", torch.tanh(affine(weights, "pooler", x[:, 0])))
-    losses = [cross_entropy(logits, targets), cross_entropy(order_logits, order)]
+    losses = [mean_loss(logits, targets), mean_loss(order_logits, order)]
     sum(losses).backward()
-    tensors = [dict(name=n, shape=list(s), norm=is_norm_weight(n)) for n, s in tensor_shapes(placement)]
     return dict(
         config=SIZES,
-        tensors=tensors,
+        tensors=describe(tensor_shapes(placement)),
         tokens=tokens,
         segments=segments,
         targets=targets,
@@ -166,21 +146,6 @@ def make_model(placement):
     )
 
 
-def compare(path, got, want):
-    if isinstance(want, dict):
-        assert got.keys() == want.keys(), f"{path}: other keys"
-        for key in want:
-            compare(f"{path}.{key}", got[key], want[key])
-    elif isinstance(want, list):
-        assert len(got) == len(want), f"{path}: other length"
-        for i, (a, b) in enumerate(zip(got, want)):
-            compare(f"{path}[{i}]", a, b)
-    elif isinstance(want, float):
-        assert abs(got - want) <= 1e-10 * max(1.0, abs(want)), f"{path}: {got}, not {want}"
-    else:
-        assert got == want, f"{path}: {got}, not {want}"
-
-
 def main():
     parser = argparse.ArgumentParser(description="golden values of BERT")
     parser.add_argument("--check", action="store_true", help="compare with bert.json")
@@ -189,7 +154,7 @@ def main():
     file = Path(__file__).with_name("bert.json")
     golden = dict(models={placement: make_model(placement) for placement in ("post", "pre")})
     if args.check:
-        compare("bert.json", golden, json.loads(file.read_text()))
+        compare(golden, json.loads(file.read_text()), "bert")
         print(f"{file.name}: equal to 1e-10")
         return
     models = []
