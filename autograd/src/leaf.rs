@@ -324,12 +324,17 @@ impl Leaf {
         })
     }
 
+    /// The address that all handles of this leaf share.
+    pub(crate) fn address(&self) -> usize {
+        Arc::as_ptr(&self.0).addr()
+    }
+
     /// Counts a contribution, and calls the hooks, then the reduction on the last expected one.
     fn arrived(&self, mut gradient: MutexGuard<'_, Gradient>) -> Result<()> {
         gradient.contributions += 1;
         let contributions = gradient.contributions;
         drop(gradient);
-        check_parameter(self.name(), || self.gradient())?;
+        check_parameter((self.name(), self.address()), || self.gradient())?;
         for hook in self.0.hooks.all() {
             let Some(gradient) = self.gradient()? else { break };
             (lock(&hook))(self, &gradient)?;

@@ -55,18 +55,21 @@ pub(crate) fn check_forward(node: &Node, values: &[Tensor]) -> Result<()> {
 }
 
 /// The result `done` of the node's backward, or an error if this thread looks for NaN and the gradient of an operand has
-/// one.
+/// one. An error for another reason stays as it is.
 pub(crate) fn check_backward(node: &Node, pending: &Pending, done: Result<()>) -> Result<()> {
     if !detecting() {
         return done;
     }
     let nan_leaf = take_nan_parameter();
+    if done.is_err() && nan_leaf.is_none() {
+        return done;
+    }
     for (i, (source, spec)) in node.inputs.iter().enumerate() {
         let nan = match source {
             Some(Source::Node(node, output)) => {
                 pending.get(node, *output).map_or(Ok(false), is_nan)?
             }
-            Some(Source::Leaf(leaf)) => nan_leaf.as_deref() == Some(leaf.name()),
+            Some(Source::Leaf(leaf)) => nan_leaf == Some(leaf.address()),
             None => false,
         };
         if nan {

@@ -9,8 +9,8 @@ use ferrotron_tensor::{Error, Result, Tensor, inherited};
 #[derive(Default)]
 struct Search {
     detecting: bool,
-    /// The parameter whose gradient is NaN, until the engine names the operation.
-    parameter: Option<String>,
+    /// The address of the parameter whose gradient is NaN, until the engine names the operation. Names are not unique.
+    parameter: Option<usize>,
 }
 
 /// Whether this thread looks for NaN.
@@ -26,15 +26,15 @@ pub(crate) fn set_detecting(on: bool) -> bool {
     })
 }
 
-/// The parameter that [`check_parameter`] refused last; afterwards none.
-pub(crate) fn take_nan_parameter() -> Option<String> {
+/// The address of the parameter that [`check_parameter`] refused last; afterwards none.
+pub(crate) fn take_nan_parameter() -> Option<usize> {
     inherited(|search: &mut Search| search.parameter.take())
 }
 
-/// Errors if this thread looks for NaN and the gradient of parameter `name` has one. Its leaf asks after each
+/// Errors if this thread looks for NaN and the gradient of the parameter `name` at `address` has one. Its leaf asks after each
 /// contribution, before the gradient is reduced over ranks.
 pub(crate) fn check_parameter(
-    name: &str,
+    (name, address): (&str, usize),
     gradient: impl FnOnce() -> Result<Option<Tensor>>,
 ) -> Result<()> {
     if !detecting() {
@@ -42,7 +42,7 @@ pub(crate) fn check_parameter(
     }
     match gradient()? {
         Some(gradient) if is_nan(&gradient)? => {
-            inherited(|search: &mut Search| search.parameter = Some(name.to_string()));
+            inherited(|search: &mut Search| search.parameter = Some(address));
             let (dtype, dims) = (gradient.dtype(), gradient.dims());
             let message = format!("the gradient of '{name}', {dtype} {dims:?}, is NaN");
             Err(Error::value("detect_anomaly", message))

@@ -1,7 +1,7 @@
 //! The search for a NaN, and the printed form of variables.
 
-use ferrotron_autograd::{Leaf, Var, checkpoint, detect_anomaly, no_grad};
-use ferrotron_tensor::{DType, Device, Result, Tensor};
+use ferrotron_autograd::{InputGrads, Leaf, Var, checkpoint, detect_anomaly, no_grad};
+use ferrotron_tensor::{DType, Device, Error, Result, Tensor};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
@@ -43,6 +43,38 @@ fn the_operation_whose_gradient_is_nan_is_named_also_in_a_region() -> Result<()>
         checkpoint(&[&x.var()?], inside)?[0].sum_all()?.backward()
     };
     assert!(message(detect_anomaly(region)).contains("backward of sqrt"));
+    Ok(())
+}
+
+/// Two leaves may have one name: the operand is found by the leaf.
+#[test]
+fn leaves_of_one_name_are_told_apart() -> Result<()> {
+    let device = Device::cpu(1)?;
+    let (first, second) = (leaf(&device, "w", &[1.0])?, leaf(&device, "w", &[1.0])?);
+    let (x, y) = (first.var()?, second.var()?);
+    let both = Var::record(&[&x, &y], x.value().clone(), || {
+        |dy: Tensor, dx: &mut InputGrads| {
+            dx.accumulate(0, dy.clone())?;
+            dx.accumulate(1, dy.mul_scalar(f64::NAN)?)
+        }
+    })?;
+    let error = message(detect_anomaly(|| both.sum_all()?.backward()));
+    assert!(error.contains("the gradient of operand 1, f64 [1], is NaN"), "{error}");
+    Ok(())
+}
+
+/// An error for another reason stays as it is, although a gradient is NaN already.
+#[test]
+fn another_error_is_not_hidden_by_a_nan() -> Result<()> {
+    let x = leaf(&Device::cpu(1)?, "w", &[1.0])?.var()?.mul_scalar(2.0)?;
+    let y = Var::record(&[&x], x.value().clone(), || {
+        |dy: Tensor, dx: &mut InputGrads| {
+            dx.accumulate(0, dy.mul_scalar(f64::NAN)?)?;
+            Err(Error::value("mine", "the disk is full"))
+        }
+    })?;
+    let error = message(detect_anomaly(|| y.sum_all()?.backward()));
+    assert_eq!(error, "mine: the disk is full");
     Ok(())
 }
 
