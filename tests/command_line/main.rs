@@ -312,6 +312,7 @@ fn a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_checkpoint() {
     let message = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!(output.status.code(), Some(1), "{message}");
     assert!(message.contains("step 2") && message.contains("first offender: "), "{message}");
+    assert!(message.contains("; to go on without such steps, add --on-bad-step skip"), "{message}");
     let latest = std::fs::read_to_string(folder.path().join("run/latest")).unwrap();
     assert_eq!(latest.trim(), "iter_0000020");
     succeeded(ferrotron(folder.path(), &["generate", "--load", "run", "--max-new-tokens", "2"]));

@@ -36,6 +36,9 @@ pub enum OnBadStep {
     Rewind,
 }
 
+/// The remedy that the error of a step names.
+pub(super) const REMEDY: &str = "to go on without such steps, add --on-bad-step skip or rewind";
+
 /// Names of the reactions on the command line.
 const NAMES: [(&str, OnBadStep); 3] =
     [("stop", OnBadStep::Stop), ("skip", OnBadStep::Skip), ("rewind", OnBadStep::Rewind)];
@@ -103,7 +106,10 @@ impl BadStepConfig {
 
     /// Counts the loss of a step that is applied.
     pub(super) fn count_applied(&self, loss: f64, state: &mut TrainState) {
-        state.bad_step_balance = state.bad_step_balance.saturating_sub(1);
+        // Only where training continues behind bad steps: with `stop` the host of a GPU does not see each step.
+        if self.continues() {
+            state.bad_step_balance = state.bad_step_balance.saturating_sub(1);
+        }
         if self.loss_spike_factor.is_some() {
             let (mean, losses) = state.loss_mean.unwrap_or((0.0, 0));
             let losses = losses + 1;
@@ -133,6 +139,18 @@ impl BadStepConfig {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// With `stop` the host of a GPU sees a step only when reports are read: nothing counts there that it would miss.
+    #[test]
+    fn applied_steps_make_up_for_bad_ones_where_training_continues() {
+        let balance = |on_bad_step| {
+            let config = BadStepConfig { on_bad_step, ..BadStepConfig::default() };
+            let mut state = TrainState { bad_step_balance: 5, ..TrainState::default() };
+            config.count_applied(1.0, &mut state);
+            state.bad_step_balance
+        };
+        assert_eq!([OnBadStep::Stop, OnBadStep::Skip, OnBadStep::Rewind].map(balance), [5, 4, 4]);
+    }
 
     #[test]
     fn a_loss_far_above_the_mean_of_those_before_it_is_a_spike() {

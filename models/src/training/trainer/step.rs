@@ -8,6 +8,7 @@ use ferrotron_tensor::{Error, Result, Tensor};
 use std::time::Instant;
 use tracing::trace_span;
 
+use super::bad_step::REMEDY;
 use super::graph::{Frozen, StepGraph, Taken};
 use super::report::{FailedStep, InFlightStep};
 use super::{ExecutionMode, Microbatch, Model, ScheduleUnit, StepReport, Trainer};
@@ -157,8 +158,7 @@ impl<M: Model> Trainer<M> {
         if !bad_steps.continues() {
             let step = report.step;
             self.reports.drop_last();
-            let remedy = "to go on without such steps, add --on-bad-step skip or rewind";
-            return Err(Error::value("train", format!("step {step}: {why}; {remedy}")));
+            return Err(Error::value("train", format!("step {step}: {why}; {REMEDY}")));
         }
         bad_steps.count_bad(&why, &mut self.progress)?;
         Ok(Outcome::Bad)
@@ -381,8 +381,8 @@ impl<M: Model> Trainer<M> {
             })?;
         }
         self.reports.outcomes.clear()?;
-        let why = self.not_finite(loss, grad_norm)?;
-        Err(Error::value("train", format!("step {}: {why}", self.progress.step + 1)))
+        let (step, why) = (self.progress.step + 1, self.not_finite(loss, grad_norm)?);
+        Err(Error::value("train", format!("step {step}: {why}; {REMEDY}")))
     }
 
     /// Says what is not finite.
