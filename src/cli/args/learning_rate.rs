@@ -28,7 +28,7 @@ pub struct LearningRateArgs {
     /// Steps over which the learning rate rises first [default: a twentieth of all or of the decay steps, at most 100]
     #[arg(long, value_name = "N", conflicts_with = "lr_warmup_fraction")]
     lr_warmup_iters: Option<u64>,
-    /// The same in samples, with --train-samples [default: as for steps]
+    /// The same in samples, with --train-samples [default: as for steps, in whole batches]
     #[arg(long, value_name = "N", conflicts_with = "lr_warmup_fraction")]
     lr_warmup_samples: Option<u64>,
     /// The warm-up as a share of the decay steps or samples
@@ -72,7 +72,12 @@ impl LearningRateArgs {
             ScheduleUnit::Steps => WARMUP_STEPS,
             ScheduleUnit::Samples => WARMUP_STEPS.saturating_mul(batch as u64),
         };
-        let warmup_default = (length.min(decay) / 20).min(most);
+        // Whole batches: the first update after the warm-up has the highest rate.
+        let step = match unit {
+            ScheduleUnit::Steps => 1,
+            ScheduleUnit::Samples => batch.max(1) as u64,
+        };
+        let warmup_default = (length.min(decay) / 20).min(most) / step * step;
         let warmup = self.lr_warmup_iters.or(self.lr_warmup_samples).or(share);
         let warmup_steps = warmup.unwrap_or(warmup_default);
         let wsd_default = (decay / 10).min(decay.saturating_sub(warmup_steps)).max(1);
@@ -125,5 +130,29 @@ impl LearningRateArgs {
             return Err(Error::config(name, message));
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Only {
+        #[command(flatten)]
+        args: LearningRateArgs,
+    }
+
+    /// A twentieth of 1000 samples is 50, and a warm-up of 48 ends with a batch of 16.
+    #[test]
+    fn the_default_warm_up_in_samples_is_whole_batches() {
+        let args = Only::parse_from(["train"]).args;
+        let warmup =
+            |unit, length, batch| args.schedule(unit, length, batch).unwrap().config().warmup_steps;
+        assert_eq!(warmup(ScheduleUnit::Samples, 1000, 16), 48);
+        assert_eq!(warmup(ScheduleUnit::Samples, 1000, 64), 0);
+        assert_eq!(warmup(ScheduleUnit::Samples, 1_000_000, 16), 1600);
+        assert_eq!(warmup(ScheduleUnit::Steps, 1000, 16), 50);
     }
 }
