@@ -33,6 +33,25 @@ fn open(name: &str, bytes: &[u8], tokenizer: &Tokenizer) -> Result<Vec<u32>> {
     TokenSource::open(&[folder.path().join(name)], tokenizer)?.to_vec()
 }
 
+/// Texts as GPT-2's tokens, which need the feature.
+#[cfg(feature = "tokenizers")]
+#[test]
+fn texts_are_read_as_byte_pairs() {
+    let open = |bytes: &[u8]| open("a.txt", bytes, &Tokenizer::Gpt2);
+    assert_eq!(open(b"Hello world").unwrap(), [15496, 995]);
+    assert!(open(b"\xEF\xBB\xBF").unwrap().is_empty());
+    let error = open(b"\xEF\xBB\xBFab\xFF").unwrap_err().to_string();
+    assert!(error.contains("(byte 5)"), "{error}");
+    let (bins, texts) =
+        (folder_of(&[("a.bin", &nano_gpt(&[1, 2]))]), folder_of(&[("b.txt", b"cd")]));
+    let config = DataConfig {
+        validation_data: vec![texts.path().join("b.txt")],
+        ..DataConfig::new(bins.path())
+    };
+    let dataset = Dataset::open(&config, &Tokenizer::Gpt2).unwrap();
+    assert_eq!(dataset.validation.unwrap().to_vec().unwrap(), [10210]);
+}
+
 #[test]
 fn every_format_is_recognised_and_read() {
     let wide: Vec<u8> = [1u32, 128_000, 3].iter().flat_map(|token| token.to_le_bytes()).collect();
@@ -40,7 +59,6 @@ fn every_format_is_recognised_and_read() {
     assert_eq!(open("a.bin", &shard, &Tokenizer::Gpt2).unwrap(), [5, 50256, 7]);
     assert_eq!(open("no_extension", &shard, &Tokenizer::Gpt2).unwrap(), [5, 50256, 7]);
     assert_eq!(open("a.bin", &nano_gpt(&[5, 50256]), &Tokenizer::Gpt2).unwrap(), [5, 50256]);
-    assert_eq!(open("a.txt", b"Hello world", &Tokenizer::Gpt2).unwrap(), [15496, 995]);
     assert_eq!(open("a.md", b"ba", &Tokenizer::char("ab").unwrap()).unwrap(), [1, 0]);
     assert_eq!(open("a", &[104, 255, 0], &Tokenizer::Byte).unwrap(), [104, 255, 0]);
     // u32 shards of a vocabulary that is large enough only by its number.
@@ -137,11 +155,8 @@ fn byte_order_marks_are_no_characters() {
     assert_eq!(open("a.txt", marked, &char_level).unwrap(), [0, 1]);
     assert_eq!(open("a.txt", marked, &Tokenizer::Byte).unwrap(), [97, 98]);
     assert!(open("a.txt", &marked[..3], &Tokenizer::Byte).unwrap().is_empty());
-    assert!(open("a.txt", &marked[..3], &Tokenizer::Gpt2).unwrap().is_empty());
     let folder = folder_of(&[("a.txt", marked), ("b.txt", marked)]);
     assert_eq!(DataConfig::new(folder.path()).text().unwrap(), "abab");
-    let error = open("a.txt", b"\xEF\xBB\xBFab\xFF", &Tokenizer::Gpt2).unwrap_err().to_string();
-    assert!(error.contains("(byte 5)"), "{error}");
 
     for (bytes, encoding) in [
         (&b"\xFF\xFEa\0b\0"[..], "UTF-16"),
@@ -322,13 +337,14 @@ fn a_folder_offers_its_bins_and_knows_its_validation_files() {
     assert_eq!(dataset.validation.unwrap().to_vec().unwrap(), [100]);
 
     // A validation file of one's own takes the folder's place.
+    let own = folder_of(&[("own.bin", &nano_gpt(&[6, 7]))]);
     let config = DataConfig {
-        validation_data: vec![texts.path().join("b.txt")],
+        validation_data: vec![own.path().join("own.bin")],
         ..DataConfig::new(bins.path())
     };
     let dataset = Dataset::open(&config, &Tokenizer::Gpt2).unwrap();
     assert_eq!(dataset.train.len(), 4);
-    assert_eq!(dataset.validation.unwrap().to_vec().unwrap(), [10210]);
+    assert_eq!(dataset.validation.unwrap().to_vec().unwrap(), [6, 7]);
 }
 
 #[test]
