@@ -73,7 +73,8 @@ pub trait UpdateRule: std::fmt::Debug + Send + Sync {
     /// multiplies gradients by the step's factor and reads [`UpdateStep::device_params`].
     ///
     /// If not, the default, it gets both in the accumulator dtype (f32, or f64), gradients multiplied already, and is
-    /// not called in a skipped step. On a GPU the host then waits for the device once in a step.
+    /// not called in a skipped step. On a GPU the host then waits for the device once in a step, since the device decides
+    /// whether the step is skipped and how gradients are clipped. Muon waits too; the project's other rules are kernels.
     fn is_fused(&self) -> bool {
         false
     }
