@@ -20,6 +20,7 @@ pub use ferrotron_derive::Module;
 
 pub use context::{Context, DimShard, Mode};
 pub use layers::attention::Attention;
+pub use layers::attention_bias::AttentionBias;
 pub use layers::attention_config::AttentionConfig;
 pub use layers::attention_heads::AttentionHeads;
 pub use layers::cross_attention::CrossAttention;
@@ -29,7 +30,7 @@ pub use layers::kv_cache::KvCache;
 pub use layers::linear::{Bias, Linear};
 pub use layers::mlp::{Activation, Mlp, MlpConfig};
 pub use layers::norm::{LayerNorm, Norm, RmsNorm};
-pub use layers::position_bias::{AttentionBias, PositionBias};
+pub use layers::position_bias::PositionBias;
 pub use layers::rope_scaling::RopeScaling;
 pub use optimizer::loss_scale::{LossScale, LossScaler};
 pub use optimizer::schedule;

@@ -14,18 +14,20 @@
 //! sees by its global position. Such keys are one range of the block, since chunks are in the order of positions.
 //! Blocks without a key that a local query sees are only passed on.
 
+mod step;
+
 use ferrotron_autograd::{Backward, Cotangents, InputGrads, Saved, Var, forward_span};
 use ferrotron_nn::{AttentionHeads, Context, DimShard, KvCache};
 use ferrotron_tensor::ops::attention::{
     AttentionConfig, AttentionMask, attention, attention_backward, attention_backward_bias,
     merge_attention, split_packed,
 };
-use ferrotron_tensor::ops::pointwise::add_assign;
 use ferrotron_tensor::{At, Error, RandomKey, Result, Tensor};
 use smallvec::smallvec;
 use std::cmp::Ordering;
 
 use crate::collective::{Group, Work};
+use step::{RingStep, add};
 
 /// The sharding of sequences along the context axis.
 #[derive(Debug, Clone)]
@@ -129,8 +131,11 @@ impl ContextParallel {
         let (own, all): (Vec<usize>, Vec<usize>) =
             (held.coordinates().collect(), (0..held.global).collect());
         let bias = heads.bias(ctx, bias, &own, &all)?;
+        // Slopes by distance are an option of attention where queries and keys are one run of positions each.
+        let by_chunk = heads.has_slopes() && bias.is_none();
         let (dropout_key, ctx) = (heads.dropout_key(ctx), ctx.clone());
-        let ring = Ring { group: self.group.clone(), heads: heads.clone(), ctx, dropout_key };
+        let (group, heads) = (self.group.clone(), heads.clone());
+        let ring = Ring { group, heads, ctx, dropout_key, by_chunk };
         let _span = forward_span("ring_attention");
         let (out, lse) = ring.forward(qkv.value(), bias.as_ref().map(Var::value))?;
         let &[batch, positions, heads, width] = out.dims() else {
@@ -159,78 +164,50 @@ struct Ring {
     ctx: Context,
     /// The random stream of dropout, the same in every step of the ring and in backward.
     dropout_key: Option<RandomKey>,
-}
-
-/// A rank's computation on one block of keys: its queries from `first` on attend to the first `keys` of the block.
-struct RingStep {
-    first: usize,
-    queries: usize,
-    keys: usize,
-    /// The positions of these keys.
-    columns: DimShard,
-    config: AttentionConfig,
-}
-
-impl RingStep {
-    /// Whether a query sees a key.
-    fn sees_keys(&self) -> bool {
-        self.config.ranges.as_ref().is_none_or(|ranges| !ranges.is_empty())
-    }
-
-    fn rows(&self, x: &Tensor, dim: isize) -> Result<Tensor> {
-        x.narrow(dim, self.first, self.queries)
-    }
-
-    /// The rows and columns of a bias (.., T or 1, all keys or 1) that this step adds to its scores.
-    fn bias(&self, bias: &Tensor) -> Result<Tensor> {
-        let [rows, columns] = last_two(bias);
-        let bias = if rows <= 1 { bias.clone() } else { self.rows(bias, -2)? };
-        if columns <= 1 {
-            return Ok(bias);
-        }
-        let columns = self.columns.pieces.iter().map(|&(start, len)| bias.narrow(-1, start, len));
-        let columns = columns.collect::<Result<Vec<_>>>()?;
-        Tensor::concat(&columns.iter().collect::<Vec<_>>(), -1)
-    }
-
-    /// Adds the gradient of this step's bias to that of the whole.
-    fn add_bias(&self, sum: &mut Tensor, dbias: &Tensor) -> Result<()> {
-        let [rows, columns] = last_two(sum);
-        let mut in_rows = |f: &mut dyn FnMut(&mut Tensor) -> Result<()>| match rows {
-            0 | 1 => f(sum),
-            _ => sum.narrow_mut(-2, self.first, self.queries, f),
-        };
-        if columns <= 1 {
-            return in_rows(&mut |rows| add(rows, dbias));
-        }
-        let mut from = 0;
-        for &(start, size) in &self.columns.pieces {
-            let part = dbias.narrow(-1, from, size)?;
-            in_rows(&mut |rows| rows.narrow_mut(-1, start, size, |place| add(place, &part)))?;
-            from += size;
-        }
-        Ok(())
-    }
-
-    /// Splits keys and values out of a block (B, S, 2G, D).
-    fn keys_and_values(&self, block: &Tensor) -> Result<(Tensor, Tensor)> {
-        let seen = block.narrow(1, 0, self.keys)?;
-        let groups = seen.dims()[2] / 2;
-        Ok((seen.narrow(2, 0, groups)?, seen.narrow(2, groups, groups)?))
-    }
+    /// Whether each chunk of queries attends to each chunk of keys by itself.
+    by_chunk: bool,
 }
 
 impl Ring {
-    /// The computation of ring step `step`, on the block of the rank that is `step` positions before this one.
-    fn step(&self, step: usize) -> Result<RingStep> {
+    /// The computations of ring step `step`, on the block of the rank that is `step` positions before this one.
+    fn steps(&self, step: usize) -> Result<Vec<RingStep>> {
         let (rank, ranks) = (self.group.rank(), self.group.size());
         let other = (rank + ranks - step) % ranks;
+        let mut steps = if self.by_chunk { self.chunks(other)? } else { vec![self.whole(other)?] };
+        steps.retain(RingStep::sees_keys);
+        Ok(steps)
+    }
+
+    /// The computations of each chunk of queries on each chunk of the keys of rank `other`.
+    fn chunks(&self, other: usize) -> Result<Vec<RingStep>> {
+        let (own, key, len) = (&self.ctx.sequence, self.dropout_key, self.ctx.sequence.len() / 2);
+        let block = held_by(other, self.group.size(), own.global);
+        let mut steps = Vec::new();
+        for (first, first_key) in [(0, 0), (0, len), (len, 0), (len, len)] {
+            let queries = own.narrow(first..first + len);
+            let columns = block.narrow(first_key..first_key + len);
+            let mut config = self.heads.attention_config(&self.ctx, key, &queries, &columns)?;
+            if self.heads.is_plainly_causal(&self.ctx) {
+                config.mask = match columns.pieces[0].0.cmp(&queries.pieces[0].0) {
+                    Ordering::Less => AttentionMask::None,
+                    Ordering::Equal => AttentionMask::Causal,
+                    Ordering::Greater => continue,
+                };
+            }
+            steps.push(RingStep { first, queries: len, first_key, keys: len, columns, config });
+        }
+        Ok(steps)
+    }
+
+    /// The computation of all queries that see keys of rank `other`.
+    fn whole(&self, other: usize) -> Result<RingStep> {
+        let (rank, ranks) = (self.group.rank(), self.group.size());
         let (own, positions) = (&self.ctx.sequence, self.ctx.sequence.len());
         if !self.heads.is_plainly_causal(&self.ctx) {
             let block = held_by(other, ranks, own.global);
             let config = self.heads.attention_config(&self.ctx, self.dropout_key, own, &block)?;
             let (queries, keys, columns) = (positions, positions, block);
-            return Ok(RingStep { first: 0, queries, keys, columns, config });
+            return Ok(RingStep { first: 0, queries, first_key: 0, keys, columns, config });
         }
         let (first, keys, mask) = match other.cmp(&rank) {
             Ordering::Equal => (0, positions, AttentionMask::Causal),
@@ -242,7 +219,8 @@ impl Ring {
         let key = self.dropout_key;
         let config = self.heads.attention_config(&self.ctx, key, &queries, &block)?;
         let config = AttentionConfig { mask, ..config };
-        Ok(RingStep { first, queries: positions - first, keys, columns: block, config })
+        let queries = positions - first;
+        Ok(RingStep { first, queries, first_key: 0, keys, columns: block, config })
     }
 
     /// Starts sending `block` to the next rank and receiving the previous rank's block.
@@ -275,11 +253,9 @@ impl Ring {
         for step in 0..self.group.size() {
             let more = step + 1 < self.group.size();
             let next = more.then(|| self.pass(block.clone())).transpose()?;
-            let turn = self.step(step)?;
-            if turn.sees_keys() {
+            for turn in self.steps(step)? {
                 let (k, v) = turn.keys_and_values(&block)?;
-                let bias = bias.map(|bias| turn.bias(bias)).transpose()?;
-                let config = AttentionConfig { bias, ..turn.config.clone() };
+                let config = turn.options(bias)?;
                 let (part, part_lse) = attention(&turn.rows(&q, 1)?, &k, &v, &config)?;
                 merge_attention((&mut out, &mut lse), turn.first, (&part, &part_lse))?;
             }
@@ -306,16 +282,14 @@ impl Ring {
         for step in 0..self.group.size() {
             let more = step + 1 < self.group.size();
             let next = more.then(|| self.pass(block.clone())).transpose()?;
-            let turn = self.step(step)?;
             // The accumulated gradient of this block arrives one step behind it.
             let mut sum = match travelling.take() {
                 Some(travelling) => travelling.wait()?,
                 None => Tensor::zeros(q.device(), acc, block.dims())?,
             };
-            if turn.sees_keys() {
+            for turn in self.steps(step)? {
                 let (k, v) = turn.keys_and_values(&block)?;
-                let bias = bias.map(|bias| turn.bias(bias)).transpose()?;
-                let config = AttentionConfig { bias, ..turn.config.clone() };
+                let config = turn.options(bias)?;
                 let (dout, q) = (turn.rows(&dout, 1)?, turn.rows(&q, 1)?);
                 let (out, lse) = (turn.rows(out, 1)?, turn.rows(lse, 2)?);
                 let (operands, saved) = ((&q, &k, &v), (&out, &lse));
@@ -326,7 +300,7 @@ impl Ring {
                 }
                 dq_sum.narrow_mut(1, turn.first, turn.queries, |sum| add(sum, &dq))?;
                 let groups = dk.dims()[2];
-                sum.narrow_mut(1, 0, turn.keys, |sum| {
+                sum.narrow_mut(1, turn.first_key, turn.keys, |sum| {
                     sum.narrow_mut(2, 0, groups, |sum| add(sum, &dk))?;
                     sum.narrow_mut(2, groups, groups, |sum| add(sum, &dv))
                 })?;
@@ -344,17 +318,6 @@ impl Ring {
         gradient.narrow_mut(2, heads, blocks, |place| place.copy_from(&home.cast(q.dtype())?))?;
         gradient.reshape(packed.dims())
     }
-}
-
-/// The sizes of rows and columns of a bias; 1 where it has no such dim.
-fn last_two(bias: &Tensor) -> [usize; 2] {
-    let size = |from_end: usize| bias.rank().checked_sub(from_end).map_or(1, |d| bias.dims()[d]);
-    [size(2), size(1)]
-}
-
-/// Adds in the dtype of the sum.
-fn add(sum: &mut Tensor, part: &Tensor) -> Result<()> {
-    add_assign(sum, &part.cast(sum.dtype())?)
 }
 
 struct RingBackward {

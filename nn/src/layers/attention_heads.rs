@@ -7,14 +7,14 @@ use ferrotron_autograd::ops::concat::concat;
 use ferrotron_tensor::ops::attention::{
     AttentionConfig as Scores, AttentionDropout, AttentionMask, KeyRanges, attention, split_packed,
 };
-use ferrotron_tensor::{At, Error, RandomKey, Result, ShardSpec};
+use ferrotron_tensor::{At, Error, RandomKey, Result, ShardSpec, Tensor};
 use std::ops::Range;
 
-use crate::layers::position_bias::{local_bias, shared_by_ranks};
+use crate::layers::attention_bias::{local_bias, shared_by_ranks};
 use crate::layers::rotary_tables::{Angles, RotaryTables};
 use crate::{
-    AttentionBias, AttentionConfig, Context, DimShard, KvCache, Mode, Module, RandomSite, RmsNorm,
-    Scope,
+    AttentionBias, AttentionConfig, Context, DimShard, KvCache, Mode, Module, PositionBias,
+    RandomSite, RmsNorm, Scope,
 };
 
 /// A shard of the query heads of an attention layer, with the key and value heads that they share.
@@ -145,7 +145,14 @@ impl AttentionHeads {
             let qkv = self.prepare(qkv, &ctx.sequence)?;
             let positions: Vec<usize> = ctx.sequence.coordinates().collect();
             return match self.bias(ctx, bias, &positions, &positions)? {
-                Some(bias) => packed_attention_with_bias(&qkv, &bias, heads, groups, &scores),
+                Some(bias) => {
+                    let scores = Scores { diagonals: None, ..scores };
+                    packed_attention_with_bias(&qkv, &bias, heads, groups, &scores)
+                }
+                None if self.has_slopes() && scores.diagonals.is_none() => {
+                    let message = "slopes by distance need one run of positions: shard sequences by `ContextParallel`";
+                    Err(Error::shape("attention", message))
+                }
                 None => packed_attention(&qkv, heads, groups, &scores),
             }; // (B, T, H D)
         };
@@ -161,7 +168,11 @@ impl AttentionHeads {
         let positions = qkv.value().dim(1)?;
         let keys: Vec<usize> = (0..cache.len() + positions).collect();
         let bias = self.bias(ctx, bias, &keys[cache.len()..], &keys)?;
-        let scores = Scores { bias: bias.map(Var::into_value), ..scores };
+        let diagonals = match &bias {
+            None => self.diagonals((cache.len(), positions), (0, keys.len()))?,
+            Some(_) => None,
+        };
+        let scores = Scores { bias: bias.map(Var::into_value), diagonals, ..scores };
         let qkv = self.prepare(qkv, &DimShard::part(cache.capacity(), cache.len(), positions))?;
         // (B, T, H, D), (B, T, G, D) twice
         let (q, k, v) = split_packed(qkv.value(), heads, groups)?;
@@ -203,7 +214,8 @@ impl AttentionHeads {
     }
 
     /// The bias of the scores (B, H, T, S) of the local heads, of queries at these positions with keys at those: the
-    /// layer's own by distance, plus `given`; `None` without one.
+    /// layer's own by distance, plus `given`; `None` without one, and for ALiBi alone, which is among the options of
+    /// [`attention_config`](AttentionHeads::attention_config).
     ///
     /// `given` has dims that broadcast to (B, H, T, S), where T may also be all positions of a sharded sequence. Its
     /// gradient is that of the local samples, heads and queries.
@@ -216,12 +228,24 @@ impl AttentionHeads {
     ) -> Result<Option<Var>> {
         let scores = [ctx.batch.len(), self.heads(), queries.len(), keys.len()];
         let given = given.map(|bias| local_bias(bias, &ctx.sequence, scores)).transpose()?;
-        let own = self.position_bias.as_ref();
+        let alone = given.is_none() && self.has_slopes();
+        let own = self.position_bias.as_ref().filter(|_| !alone);
         let own = own.map(|bias| bias.at_positions(queries, keys)).transpose()?;
         match (own, given) {
             (Some(own), Some(given)) => own.add(&given.cast(own.dtype())?).map(Some),
             (own, given) => Ok(own.or(given)),
         }
+    }
+
+    /// Whether the layer's own bias is ALiBi.
+    pub fn has_slopes(&self) -> bool {
+        self.config.position_bias == Some(PositionBias::Alibi)
+    }
+
+    /// ALiBi of runs (start, length) of queries and keys.
+    fn diagonals(&self, queries: (usize, usize), keys: (usize, usize)) -> Result<Option<Tensor>> {
+        let bias = self.position_bias.as_ref();
+        Ok(bias.map(|bias| bias.diagonals(queries, keys)).transpose()?.flatten())
     }
 
     /// The random stream of dropout in the next call of this layer; `None` without dropout.
@@ -282,7 +306,8 @@ impl AttentionHeads {
     }
 
     /// The attention options for these queries and keys: the mask by global positions, and dropout. A plain causal mask
-    /// goes by the order within the shards; dropout takes the [key](AttentionHeads::dropout_key) of the call.
+    /// goes by the order within the shards; dropout takes the [key](AttentionHeads::dropout_key) of the call. ALiBi is among
+    /// them if queries and keys are one run of positions each.
     pub fn attention_config(
         &self,
         ctx: &Context,
@@ -303,6 +328,9 @@ impl AttentionHeads {
             let ranges = Some(self.local_ranges(ctx, queries, keys)?);
             Scores { mask: AttentionMask::None, window: None, ranges, ..plain }
         };
+        if let (&[queries], &[keys]) = (&queries.pieces[..], &keys.pieces[..]) {
+            scores.diagonals = self.diagonals(queries, keys)?;
+        }
         if let Some(key) = dropout_key {
             // The global tensor of weights is (samples, heads, positions, positions).
             let place = ShardSpec::new(

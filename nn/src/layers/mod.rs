@@ -1,6 +1,7 @@
 //! Layers: self- and cross-attention, linear, norms, embedding, MLP, dropout.
 
 pub(crate) mod attention;
+pub(crate) mod attention_bias;
 pub(crate) mod attention_config;
 pub(crate) mod attention_heads;
 pub(crate) mod cross_attention;

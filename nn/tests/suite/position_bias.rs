@@ -2,8 +2,8 @@
 
 use ferrotron_autograd::Var;
 use ferrotron_nn::{
-    Attention, AttentionBias, AttentionConfig, AttentionMask, Context, Init, KvCache, Mode, Module,
-    Param, PositionBias, WeightDecay,
+    Attention, AttentionBias, AttentionConfig, AttentionHeads, AttentionMask, Context, Init,
+    KvCache, Mode, Module, Param, PositionBias, Scope, WeightDecay,
 };
 use ferrotron_tensor::{DType, Device, Result, Tensor};
 
@@ -218,5 +218,29 @@ fn biases_that_do_not_fit_are_refused() -> Result<()> {
         refused.unwrap_err().to_string(),
         "attn: attention: a bias of its own needs `position_bias: Some(..)`, got None"
     );
+    Ok(())
+}
+
+/// ALiBi in f32 at 32,768 positions: distances are exact, so errors are those of scores near 1. A bias relative to the last
+/// key would have steps of 2^-10 at the first queries.
+#[test]
+fn slopes_are_exact_at_any_position() -> Result<()> {
+    let (device, positions) = (Device::cpu(2)?, 1 << 15);
+    // The window bounds the time of the test, and no distance.
+    let config = AttentionConfig {
+        window: Some(40),
+        position_bias: Some(PositionBias::Alibi),
+        ..AttentionConfig::new(16, 8)
+    };
+    let packed = normal(&device, &[1, positions, 48], "packed")?;
+    let attend = |dtype: DType| -> Result<Vec<f64>> {
+        let scope = Scope::new(&device, dtype, 1);
+        let heads = AttentionHeads::new(&scope.child("attn"), &config, 0..8)?;
+        let qkv = Var::constant(packed.cast(DType::F32)?.cast(dtype)?);
+        heads.forward(&Context::eval(1, positions), qkv, None, None)?.value().to_f64()
+    };
+    for (i, (got, want)) in attend(DType::F32)?.into_iter().zip(attend(DType::F64)?).enumerate() {
+        assert!((got - want).abs() <= 2e-6, "position {}: {got}, not {want}", i / 16);
+    }
     Ok(())
 }

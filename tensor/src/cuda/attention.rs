@@ -7,7 +7,7 @@ use ferrotron_cuda::arguments::Attention;
 use self::kernels::{AttentionKernels, Pass, ROWS};
 use super::kernel::{Kernel, MOST_BLOCKS, kernel};
 use crate::ops::attention::config::{AttentionConfig, AttentionDropout, AttentionMask};
-use crate::ops::attention::operands::{Operands, Shape, bias_view};
+use crate::ops::attention::operands::{Operands, ScoreBias, Shape};
 use crate::ops::random::last_dropped;
 use crate::{DType, Error, Result, Tensor};
 
@@ -27,7 +27,7 @@ struct AttentionLaunch<'a> {
     dropout: Option<&'a AttentionDropout>,
     /// Held until the launch; the arguments have its address.
     _ranges: Option<Tensor>,
-    _bias: Option<Tensor>,
+    _bias: Option<ScoreBias>,
     a: Attention,
 }
 
@@ -53,7 +53,7 @@ impl<'a> AttentionLaunch<'a> {
             Some(ranges) if ranges.rows() > 1 => 2 * ranges.queries(),
             _ => 0,
         };
-        let bias = bias_view(shape, operands[0].dtype().accumulator(), config)?;
+        let bias = ScoreBias::new(shape, operands[0].dtype().accumulator(), config)?;
         let window = config.window.filter(|&window| window < queries + keys).unwrap_or(0);
         let a = Attention {
             queries: queries as i64,
@@ -67,8 +67,8 @@ impl<'a> AttentionLaunch<'a> {
             ranges_row: ranges_row as i64,
             scale: config.scale,
             softcap: config.softcap.unwrap_or(0.0),
-            bias: bias.as_ref().map_or(0, Tensor::address),
-            bias_step: bias.as_ref().map_or([0; 3], strides),
+            bias: bias.as_ref().map_or(0, bias_address),
+            bias_step: bias.as_ref().map_or([0; 3], |bias| bias.steps),
             q,
             k,
             v,
@@ -319,6 +319,12 @@ fn dense(x: &Tensor) -> Result<Tensor> {
     let mut out = Tensor::empty(x.device(), x.dtype(), x.dims())?;
     out.copy_from(x)?;
     Ok(out)
+}
+
+/// The address of a bias's first element.
+fn bias_address(bias: &ScoreBias) -> u64 {
+    let ScoreBias { numbers, first, .. } = bias;
+    numbers.address() + (first * numbers.dtype().size()) as u64
 }
 
 /// Strides of batch, position and head.

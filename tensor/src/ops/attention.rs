@@ -43,8 +43,7 @@ use crate::numeric::disjoint::Disjoint;
 use crate::ops::reduce::{KeepDims, sum};
 use crate::{Element, Error, Result, Scalar, Tensor, dispatch_float};
 use config::{OP, OP_BACKWARD};
-pub(crate) use operands::bias_view;
-pub(crate) use operands::{Operands, Shape};
+pub(crate) use operands::{Operands, ScoreBias, Shape};
 use operands::{check, dense_rows};
 use tile::{AttentionOperands, HeadView, Target};
 
@@ -109,7 +108,7 @@ pub fn attention(
     dispatch_float!(OP, q.dtype(), T => {
         type Acc = <T as Element>::Acc;
         let mut lse = Tensor::empty(device, Acc::DTYPE, &[batch, heads, queries])?;
-        let bias = bias_view(shape, Acc::DTYPE, config)?;
+        let bias = ScoreBias::new(shape, Acc::DTYPE, config)?;
         let call = AttentionOperands::<T>::new(shape, [&q, &k, &v], config, bias.as_ref())?;
         let target = Disjoint::new(out.as_mut_slice::<T>()?);
         let to = Target::dense(&target, queries, heads, width);
@@ -214,7 +213,7 @@ pub fn attention_backward_bias(
     } else {
         dispatch_float!(OP_BACKWARD, q.dtype(), T => {
             type Acc = <T as Element>::Acc;
-            let view = bias_view(shape, acc, config)?;
+            let view = ScoreBias::new(shape, acc, config)?;
             let call = AttentionOperands::<T>::new(shape, [&q, &k, &v], config, view.as_ref())?;
             let outputs =
                 (HeadView::from_tensor(&dout)?, HeadView::from_tensor(&out)?, lse.as_slice()?);
@@ -239,7 +238,7 @@ fn write_gradients<T: Element>(
     targets: [Target<'_, T>; 3],
 ) -> Result<()> {
     let Operands { q, k, v, dout, out, lse } = operands;
-    let bias = bias_view(shape, T::Acc::DTYPE, config)?;
+    let bias = ScoreBias::new(shape, T::Acc::DTYPE, config)?;
     let call = AttentionOperands::<T>::new(shape, [q, k, v], config, bias.as_ref())?;
     let outputs =
         (HeadView::from_tensor(dout)?, HeadView::from_tensor(out)?, lse.as_slice::<T::Acc>()?);

@@ -116,6 +116,11 @@ fn biases_of_every_shape_give_what_the_cpu_gives() -> Result<()> {
             let config = AttentionConfig { bias, ..sizes.config(mask, i % 3 == 0)? };
             check(&gpu, [&q, &k, &v], sizes, &config)?;
         }
+        for mask in [AttentionMask::None, AttentionMask::Causal] {
+            let diagonals = Some(small(&cpu()?, dtype, &[heads, queries + keys - 1], 4)?);
+            let config = AttentionConfig { diagonals, ..Sizes(sizes).config(mask, true)? };
+            check(&gpu, [&q, &k, &v], Sizes(sizes), &config)?;
+        }
     }
     Ok(())
 }
@@ -146,7 +151,8 @@ fn check(gpu: &Device, here: [&Tensor; 3], sizes: Sizes, config: &AttentionConfi
     let what = format!("{sizes:?} {:?} {}", config.mask, config.dropout.is_some());
     let (out, lse) = attention(q, k, v, config)?;
     let bias = config.bias.as_ref().map(|bias| there(gpu, bias)).transpose()?;
-    let gpu_config = &AttentionConfig { bias, ..config.clone() };
+    let diagonals = config.diagonals.as_ref().map(|x| there(gpu, x)).transpose()?;
+    let gpu_config = &AttentionConfig { bias, diagonals, ..config.clone() };
     let (got_out, got_lse) = attention(&on_gpu[0], &on_gpu[1], &on_gpu[2], gpu_config)?;
     let dout_here = small(&cpu()?, q.dtype(), q.dims(), 5)?;
     let (dq, dk, dv) = attention_backward(&dout_here, (q, k, v), (&out, &lse), config)?;

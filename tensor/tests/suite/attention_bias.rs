@@ -200,6 +200,39 @@ fn minus_infinity_is_a_mask() -> Result<()> {
     Ok(())
 }
 
+/// A bias by distance is the matrix that it stands for, to the last bit.
+#[test]
+fn diagonals_are_the_matrix_that_they_stand_for() -> Result<()> {
+    let device = Device::cpu(2)?;
+    for (dtype, sizes) in FLOATS.into_iter().flat_map(|dtype| {
+        [[2, 70, 150, 4, 2, 16], [1, 1, 1, 1, 1, 2], [1, 9, 4, 2, 1, 3]].map(|sizes| (dtype, sizes))
+    }) {
+        let [_, t, s, h, _, d] = sizes;
+        let [q, k, v, dout] = operands(&device, dtype, sizes)?;
+        let width = t + s - 1;
+        let diagonals = normal(&device, dtype, &[h, width], "diagonals")?;
+        let numbers = diagonals.to_f64()?;
+        let matrix: Vec<f64> = (0..h * t * s)
+            .map(|n| numbers[n / (t * s) * width + t - 1 - n / s % t + n % s])
+            .collect();
+        let bias = Some(of(&device, dtype, &[h, t, s], &matrix)?);
+        let all = |config: &AttentionConfig| -> Result<[Tensor; 5]> {
+            let (out, lse) = attention(&q, &k, &v, config)?;
+            let (dq, dk, dv) = attention_backward(&dout, (&q, &k, &v), (&out, &lse), config)?;
+            Ok([out, lse, dq, dk, dv])
+        };
+        for mask in [AttentionMask::None, AttentionMask::Causal] {
+            let plain = AttentionConfig { mask, ..AttentionConfig::causal(d) };
+            let want = all(&AttentionConfig { bias: bias.clone(), ..plain.clone() })?;
+            let got = all(&AttentionConfig { diagonals: Some(diagonals.clone()), ..plain })?;
+            for (i, (got, want)) in got.iter().zip(&want).enumerate() {
+                assert_same_bits(&format!("{dtype} {sizes:?} {mask:?} result {i}"), got, want);
+            }
+        }
+    }
+    Ok(())
+}
+
 #[test]
 fn bits_depend_neither_on_threads_nor_on_strides() -> Result<()> {
     let results = |threads: usize, strided: bool| -> Result<Vec<Tensor>> {
@@ -241,6 +274,13 @@ fn wrong_biases_are_refused_in_one_line() -> Result<()> {
         says(&Tensor::zeros(&device, DType::U8, &[3, 3])?),
         "attention: a bias must have a floating-point dtype and broadcast to (B, H, T, S) = [2, 1, 3, 3], got \
          Tensor(u8 [3, 3])"
+    );
+    let diagonals = Some(Tensor::zeros(&device, DType::F32, &[1, 6])?);
+    let config = AttentionConfig { diagonals, ..AttentionConfig::causal(4) };
+    assert_eq!(
+        attention(&x, &x, &x, &config).unwrap_err().to_string(),
+        "attention: a bias by distance must have a floating-point dtype and be (H, T + S - 1) = [1, 5], beside no other \
+         bias, got Tensor(f32 [1, 6]) and None"
     );
     let (out, lse) = attention(&x, &x, &x, &AttentionConfig::causal(4))?;
     let none = AttentionConfig::causal(4);

@@ -34,6 +34,9 @@ pub struct AttentionConfig {
     /// Bias, added to the scores after the scale and the soft cap: floating-point numbers of any dims that broadcast to
     /// (B, H, T, S). Relative positions (T5), slopes by distance (ALiBi), or a mask of zeros and minus infinity.
     pub bias: Option<Tensor>,
+    /// Bias by the distance of query and key, in place of [`bias`](AttentionConfig::bias): (H, T + S - 1), of which query i
+    /// and key j get element T - 1 - i + j. A constant.
+    pub diagonals: Option<Tensor>,
     /// Dropout of the probabilities.
     pub dropout: Option<AttentionDropout>,
 }
@@ -49,6 +52,7 @@ impl AttentionConfig {
             scale,
             softcap: None,
             bias: None,
+            diagonals: None,
             dropout: None,
         }
     }

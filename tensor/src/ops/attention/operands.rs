@@ -77,22 +77,40 @@ pub(super) fn dense_rows(tensor: &Tensor) -> Result<Tensor> {
     }
 }
 
-/// The bias as kernels read it: a view (B, H, T, S) in `dtype`, whose last dim is dense.
-pub(crate) fn bias_view(
-    shape: Shape,
-    dtype: DType,
-    config: &AttentionConfig,
-) -> Result<Option<Tensor>> {
-    let Shape { batch, queries, keys, heads, .. } = shape;
-    let Some(bias) = &config.bias else { return Ok(None) };
-    let mut dims = bias.dims().to_vec();
-    // A number for all keys of a query still takes a row.
-    match dims.last_mut() {
-        Some(last) => *last = keys,
-        None => dims.push(keys),
+/// The bias as kernels read it: sample b, head h and query i add element `first` + b, h, i times `steps` + j of `numbers`
+/// to the score of key j.
+pub(crate) struct ScoreBias {
+    pub numbers: Tensor,
+    pub first: usize,
+    /// Of a diagonal, the step of queries is -1.
+    pub steps: [i64; 3],
+}
+
+impl ScoreBias {
+    /// The bias of a call in `dtype`, if there is one.
+    pub(crate) fn new(
+        shape: Shape,
+        dtype: DType,
+        config: &AttentionConfig,
+    ) -> Result<Option<ScoreBias>> {
+        let Shape { batch, queries, keys, heads, .. } = shape;
+        if let Some(diagonals) = &config.diagonals {
+            let numbers = diagonals.cast(dtype)?.contiguous()?;
+            let steps = [0, numbers.dims()[1] as i64, -1];
+            return Ok(Some(ScoreBias { numbers, first: queries.saturating_sub(1), steps }));
+        }
+        let Some(bias) = &config.bias else { return Ok(None) };
+        let mut dims = bias.dims().to_vec();
+        // A number for all keys of a query still takes a row.
+        match dims.last_mut() {
+            Some(last) => *last = keys,
+            None => dims.push(keys),
+        }
+        let bias = dense_rows(&bias.cast(dtype)?.broadcast_to(&dims)?)?;
+        let numbers = bias.broadcast_to(&[batch, heads, queries, keys])?;
+        let steps = [0, 1, 2].map(|d: usize| numbers.layout().strides()[d] as i64);
+        Ok(Some(ScoreBias { numbers, first: 0, steps }))
     }
-    let bias = dense_rows(&bias.cast(dtype)?.broadcast_to(&dims)?)?;
-    bias.broadcast_to(&[batch, heads, queries, keys]).map(Some)
 }
 
 /// The sizes of a call. Errors if operands and options do not match.
@@ -146,6 +164,18 @@ pub(super) fn check(
         if !bias.dtype().is_float() || bias.layout().broadcast_to(&dims).is_err() {
             let message = format!(
                 "a bias must have a floating-point dtype and broadcast to (B, H, T, S) = {dims:?}, got {bias:?}"
+            );
+            return Err(Error::shape(op, message));
+        }
+    }
+    if let Some(diagonals) = &config.diagonals {
+        check_device(op, q, diagonals)?;
+        let want = [heads, (queries + keys).saturating_sub(1)];
+        if !diagonals.dtype().is_float() || diagonals.dims() != want || config.bias.is_some() {
+            let message = format!(
+                "a bias by distance must have a floating-point dtype and be (H, T + S - 1) = {want:?}, beside no other bias, \
+                 got {diagonals:?} and {:?}",
+                config.bias
             );
             return Err(Error::shape(op, message));
         }

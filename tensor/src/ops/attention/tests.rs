@@ -90,7 +90,7 @@ fn every_instruction_set(
     let saved = (out.cast(DType::BF16)?, lse.cast(DType::F32)?);
     for (level, blocks) in SmallGemm::<bf16>::available() {
         let name = format!("{level} {shape:?} {config:?} {p}");
-        let bias = bias_view(shape, DType::F32, &config)?;
+        let bias = ScoreBias::new(shape, DType::F32, &config)?;
         let operands = AttentionOperands::new(shape, [&q, &k, &v], &config, bias.as_ref())?;
         let call = AttentionOperands { blocks, ..operands };
         let mut got = Tensor::zeros(device, DType::BF16, q.dims())?;

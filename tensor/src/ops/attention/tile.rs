@@ -1,6 +1,7 @@
 //! Parts that both directions of attention share: operands, masks, dropout and the walk over tasks.
 
 use super::config::{AttentionConfig, AttentionDropout, AttentionMask};
+use super::operands::ScoreBias;
 pub(super) use super::operands::Shape;
 use super::ranges::KeyRanges;
 use crate::gemm::small::{PAD, SmallGemm};
@@ -47,26 +48,27 @@ impl<'a, T: Scalar> HeadView<'a, T> {
     }
 }
 
-/// The bias of the scores: a view (B, H, T, S) whose last dim is dense.
+/// The bias of the scores, as [`ScoreBias`] states it.
 #[derive(Clone, Copy)]
 pub(super) struct BiasView<'a, A> {
     data: &'a [A],
-    offset: usize,
-    strides: [usize; 3],
+    first: usize,
+    steps: [i64; 3],
     keys: usize,
 }
 
 impl<'a, A: Scalar> BiasView<'a, A> {
-    fn from_tensor(tensor: &'a Tensor) -> Result<Self> {
-        let (layout, data) = (tensor.layout(), tensor.buffer_slice::<A>()?);
-        let strides = std::array::from_fn(|d| layout.strides()[d]);
-        Ok(BiasView { data, offset: layout.offset(), strides, keys: tensor.dims()[3] })
+    fn new(bias: &'a ScoreBias, keys: usize) -> Result<Self> {
+        let ScoreBias { numbers, first, steps } = bias;
+        let first = numbers.layout().offset() + first;
+        Ok(BiasView { data: numbers.buffer_slice::<A>()?, first, steps: *steps, keys })
     }
 
     /// The bias of a query for every key.
     fn row(&self, b: usize, h: usize, query: usize) -> &'a [A] {
-        let [batch, head, position] = self.strides;
-        &self.data[self.offset + b * batch + h * head + query * position..][..self.keys]
+        let [batch, head, position] = self.steps;
+        let start = b as i64 * batch + h as i64 * head + query as i64 * position;
+        &self.data[(self.first as i64 + start) as usize..][..self.keys]
     }
 }
 
@@ -126,12 +128,12 @@ pub(super) struct AttentionOperands<'a, T: Element> {
 }
 
 impl<'a, T: Element> AttentionOperands<'a, T> {
-    /// The operands of a call, with the [bias](super::operands::bias_view) in Acc if it has one.
+    /// The operands of a call, with the bias in Acc if it has one.
     pub(super) fn new(
         shape: Shape,
         [q, k, v]: [&'a Tensor; 3],
         config: &'a AttentionConfig,
-        bias: Option<&'a Tensor>,
+        bias: Option<&'a ScoreBias>,
     ) -> Result<Self> {
         let dropout = config.dropout.as_ref().filter(|dropout| dropout.p > 0.0);
         let scale = Real::from_f64(config.scale);
@@ -146,7 +148,7 @@ impl<'a, T: Element> AttentionOperands<'a, T> {
             window: config.window.filter(|&window| window < shape.queries + shape.keys),
             ranges: config.ranges.as_ref(),
             softcap: config.softcap.map(Real::from_f64),
-            bias: bias.map(BiasView::from_tensor).transpose()?,
+            bias: bias.map(|bias| BiasView::new(bias, shape.keys)).transpose()?,
             dropout,
             blocks: SmallGemm::best(),
         })
