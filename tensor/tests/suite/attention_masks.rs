@@ -60,6 +60,7 @@ impl Options {
             ranges,
             softcap: self.softcap,
             bias: None,
+            diagonals: None,
             dropout: Some(AttentionDropout::new(self.dropout, key(), place)?),
             // Twice the usual scale, so that a soft cap near 1 bends.
             scale: 2.0 / (d as f64).sqrt(),
