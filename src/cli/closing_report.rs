@@ -11,8 +11,8 @@ use ferrotron::models::tokenizer::Tokenizer;
 use ferrotron::models::trainer::Trainer;
 use ferrotron::nn::{Axis, Sharding};
 
-use super::commands::generate::sample;
 use super::output;
+use super::sample::sample;
 
 /// Evaluations of more tokens than this are not searched for their bigrams, which takes memory and
 /// time of its own.

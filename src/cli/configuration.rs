@@ -9,12 +9,13 @@ use ferrotron::models::tokenizer::Tokenizer;
 use ferrotron::parallel::agreement::Facts;
 use ferrotron::parallel::launch::RankEnvironment;
 use serde_json::Value;
+use std::path::PathBuf;
 
 use super::args::train::TrainArgs;
 use super::definition::Definition;
 use super::options::Options;
-use super::options::remembered;
 use super::options::remembered::{MAY_DIFFER, canonical, same_number};
+use super::options::{imported, remembered};
 
 /// The merged options.
 #[derive(Debug)]
@@ -23,6 +24,8 @@ pub struct Configuration {
     pub args: TrainArgs,
     /// Every option that all ranks must have alike, defaults included.
     pub facts: Facts,
+    /// The Hugging Face folder whose weights the run begins with, if it does.
+    pub imported: Option<PathBuf>,
     /// Lines about the options of the checkpoint: which are not taken from it, and which were given otherwise.
     pub notes: Vec<String>,
 }
@@ -45,15 +48,26 @@ impl Configuration {
             notes.extend(remembered::ignored_line(checkpoint, definition)?);
             notes.extend(remembered::changed_line(&given, checkpoint, definition)?);
         }
-        let options = match resumed {
-            Some(checkpoint) => remembered::resumed(given, checkpoint, rank, definition)?,
-            None => given,
+        let imported = if resumed.is_none() { imported::folder(&given) } else { None };
+        let options = match (resumed, &imported) {
+            (Some(checkpoint), _) => remembered::resumed(given, checkpoint, rank, definition)?,
+            (None, Some(folder)) => {
+                let name = folder.display();
+                notes.push(format!("the weights of '{name}', and a new optimizer state"));
+                let options = imported::merged(given, folder, definition)?;
+                imported::check_tokenizer(&options, folder)?;
+                options
+            }
+            (None, None) => given,
         };
         let matches = definition.parse("train", &options)?;
         let matches = matches.subcommand_matches("train").expect("it was parsed");
         let args = TrainArgs::from_arg_matches(matches).unwrap_or_else(|error| error.exit());
-        let facts = facts(matches, definition);
-        Ok(Configuration { options, args, facts, notes })
+        let mut facts = facts(matches, definition);
+        if let Some(folder) = &imported {
+            facts.insert("the Hugging Face folder".to_string(), imported::identity(folder));
+        }
+        Ok(Configuration { options, args, facts, imported, notes })
     }
 
     /// The options that the next checkpoint remembers, for a run with this global batch size.

@@ -10,6 +10,7 @@ mod corpus;
 mod definition;
 mod exit_signals;
 mod job;
+mod loaded;
 mod memory_limits;
 #[cfg(test)]
 mod option_tables;
@@ -21,6 +22,7 @@ mod rank_environment;
 mod report;
 mod resume;
 mod run_folder;
+mod sample;
 mod terminal;
 
 pub use output::failed;

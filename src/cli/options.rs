@@ -1,10 +1,11 @@
 //! Options of a subcommand by name, and where each value comes from.
 //!
-//! An option may be typed, stand in the TOML file of `--config`, or be remembered by the checkpoint of `--load`; the
+//! An option may be typed, stand in the TOML file of `--config`, or come from the checkpoint or model of `--load`; the
 //! first of these that states it decides. The merged options become words again, which clap parses like typed ones, so
 //! that names, values, defaults and conflicts are checked in one place.
 
 pub(super) mod config_file;
+pub(super) mod imported;
 pub(super) mod other_optimizers;
 mod read;
 pub(super) mod remembered;
@@ -39,6 +40,8 @@ pub enum Source {
     File(String),
     /// The checkpoint of `--load`, in words.
     Checkpoint(String),
+    /// The Hugging Face folder of `--load`, in words.
+    Folder(String),
 }
 
 /// Values by the options' long names, without dashes: a bool, a scalar, or an array of scalars.
@@ -49,7 +52,9 @@ impl fmt::Display for Source {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Source::Typed => f.write_str("the command line"),
-            Source::File(name) | Source::Checkpoint(name) => f.write_str(name),
+            Source::File(name) | Source::Checkpoint(name) | Source::Folder(name) => {
+                f.write_str(name)
+            }
         }
     }
 }
@@ -60,7 +65,7 @@ impl Source {
         let op = match self {
             Source::Typed => "",
             Source::File(_) => "--config",
-            Source::Checkpoint(_) => "--load",
+            Source::Checkpoint(_) | Source::Folder(_) => "--load",
         };
         Error::config(op, format!("{self}: {why}"))
     }

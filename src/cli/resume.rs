@@ -4,6 +4,7 @@
 //! others open the checkpoint that it names, and all compare what they found.
 
 use ferrotron::models::checkpoint::{Checkpoint, list};
+use ferrotron::models::hugging_face;
 use ferrotron::parallel::agreement::{Facts, agree, broadcast_bytes, digest};
 use ferrotron::parallel::collective::Group;
 use ferrotron::{Error, Result};
@@ -13,13 +14,14 @@ use super::args::run::RunArgs;
 use super::options::remembered::canonical;
 use super::output;
 
-/// Opens the checkpoint of `--load`. There is none if `--save` names the same folder and no run has saved there yet:
+/// Opens the checkpoint of `--load`. A Hugging Face folder is none. There is none if `--save` names the same folder and no run has saved there yet:
 /// one command line starts a run, and resumes it after any interruption.
 ///
 /// # Errors
 /// A checkpoint that cannot be opened, or is not there.
 pub fn open(args: &RunArgs) -> Result<Option<Checkpoint>> {
-    let Some(load) = args.load.as_deref() else { return Ok(None) };
+    let load = args.load.as_deref().filter(|load| !hugging_face::is_folder(load));
+    let Some(load) = load else { return Ok(None) };
     let saves_there = args.save.as_deref().is_some_and(|save| is_same(save, load));
     // A kill in the first save may leave a whole checkpoint that nothing names.
     match saves_there && !load.join("latest").exists() && !load.join("index.json").exists() {

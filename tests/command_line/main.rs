@@ -7,6 +7,7 @@ mod checkpoints;
 mod data_change;
 mod freezing;
 mod gpu;
+mod hugging_face;
 mod indexed_data;
 mod many_files;
 mod memory;

@@ -141,3 +141,33 @@ fn what_no_machine_can_do_is_refused() {
     assert!(output.status.code() == Some(2) && message.contains("'nowhere'"), "{message}");
     assert!(!folder.path().join("runs").exists(), "nothing has started");
 }
+
+/// The tokens that a BERT adds to a vocabulary count in both commands.
+#[test]
+fn a_vocabulary_size_is_that_of_the_tokenizer() {
+    let folder = folder_with_text();
+    let text = std::fs::read_to_string(folder.path().join("text.txt")).unwrap();
+    let mut characters: Vec<char> = text.chars().collect();
+    characters.sort_unstable();
+    characters.dedup();
+    let size = characters.len().to_string();
+    for architecture in ["gpt2", "bert"] {
+        let bytes = |more: &[&str]| {
+            let start = ["memory", "--json", "--architecture", architecture];
+            let report = ferrotron(folder.path(), &[&start, TINY, more].concat());
+            let report: serde_json::Value = serde_json::from_str(&succeeded(report)).unwrap();
+            report
+        };
+        let more: &[&str] = if architecture == "bert" { &["--sample-length", "0"] } else { &[] };
+        let of_size = bytes(&[more, &["--vocab-size", &size]].concat());
+        let of_text = bytes(&[more, &["--data", "text.txt"]].concat());
+        assert_eq!(of_size, of_text, "{architecture}");
+        let training = ["--architecture", architecture, "--save", architecture];
+        succeeded(train(folder.path(), &[&training[..], more].concat()));
+        let run = folder.path().join(architecture).join("metrics.jsonl");
+        let metrics = std::fs::read_to_string(run).unwrap();
+        let last: serde_json::Value =
+            serde_json::from_str(metrics.lines().last().unwrap()).unwrap();
+        assert_eq!(last["mem_peak_bytes"], of_size["total_bytes"], "{architecture}");
+    }
+}

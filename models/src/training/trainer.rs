@@ -3,6 +3,7 @@
 mod bad_step;
 mod config;
 mod graph;
+mod imported_weights;
 mod named_parameters;
 mod report;
 mod step;

@@ -48,6 +48,23 @@ pub enum ActivationArg {
     Swiglu,
 }
 
+impl ActivationArg {
+    fn kind(self) -> ActivationKind {
+        match self {
+            ActivationArg::GeluTanh => ActivationKind::GeluTanh,
+            ActivationArg::GeluErf => ActivationKind::GeluErf,
+            ActivationArg::Relu => ActivationKind::Relu,
+            ActivationArg::Swiglu => ActivationKind::Swiglu,
+        }
+    }
+
+    /// The word for an activation.
+    pub fn name_of(kind: ActivationKind) -> Option<String> {
+        let word = Self::value_variants().iter().find(|word| word.kind() == kind)?;
+        word.to_possible_value().map(|value| value.get_name().to_string())
+    }
+}
+
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Model")]
 pub struct ModelArgs {
@@ -180,12 +197,7 @@ impl ModelArgs {
     /// The activation that the options name, if they do.
     pub fn activation_kind(&self) -> Option<ActivationKind> {
         let activation = if self.swiglu { Some(ActivationArg::Swiglu) } else { self.activation };
-        activation.map(|activation| match activation {
-            ActivationArg::GeluTanh => ActivationKind::GeluTanh,
-            ActivationArg::GeluErf => ActivationKind::GeluErf,
-            ActivationArg::Relu => ActivationKind::Relu,
-            ActivationArg::Swiglu => ActivationKind::Swiglu,
-        })
+        activation.map(ActivationArg::kind)
     }
 
     /// The GPT for a vocabulary of `vocab_size` tokens.

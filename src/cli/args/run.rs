@@ -30,7 +30,7 @@ pub struct RunArgs {
     #[arg(long, value_name = "DIR")]
     pub save: Option<PathBuf>,
     /// Continue from a run folder or checkpoint; its options are the defaults. If --save names the same folder and
-    /// nothing is saved there yet, a new run starts
+    /// nothing is saved there yet, a new run starts. Or begin with the weights of a Hugging Face folder
     #[arg(long, value_name = "PATH")]
     pub load: Option<PathBuf>,
     /// Steps between checkpoints; the run always writes one at its end; 0 for no other [default: 500]

@@ -18,9 +18,9 @@ use std::process::ExitCode;
 
 pub use args::EvalArgs;
 
-use crate::cli::commands::generate::{Loaded, is_bert, named_or_newest, open_checkpoint};
 use crate::cli::corpus;
 use crate::cli::definition::Definition;
+use crate::cli::loaded::{Loaded, is_bert, named_or_newest};
 use crate::cli::options::remembered;
 use crate::cli::output;
 
@@ -28,11 +28,11 @@ use crate::cli::output;
 pub fn eval(args: &EvalArgs, definition: &Definition) -> Result<ExitCode> {
     let path = named_or_newest(args.load.as_ref())?;
     if is_bert(&path)? {
-        return bert::eval(args, &open_checkpoint(&path, args.ema)?, definition);
+        return bert::eval(args, &path, definition);
     }
-    let loaded = Loaded::open(&path, &args.device, args.ema)?;
+    let loaded = Loaded::<Gpt>::open(&path, &args.device, args.ema)?;
     // Files of tokens need none.
-    let ids = || Tokenizer::Null(loaded.gpt.config().vocab_size);
+    let ids = || Tokenizer::Null(loaded.model.config().vocab_size);
     let tokenizer = loaded.tokenizer.clone().unwrap_or_else(ids);
     let saved = loaded
         .checkpoint
@@ -40,7 +40,7 @@ pub fn eval(args: &EvalArgs, definition: &Definition) -> Result<ExitCode> {
         .map(|checkpoint| remembered::of_checkpoint(checkpoint, definition))
         .transpose()?;
     let (saved, _) = saved.unwrap_or_default();
-    let seq_length = args.sequence_length(loaded.gpt.config().max_position_embeddings)?;
+    let seq_length = args.sequence_length(loaded.model.config().max_position_embeddings)?;
     let is_run = loaded.checkpoint.as_ref().is_some_and(|checkpoint| !checkpoint.run().is_null());
     let (config, origin) = args.data_config(&saved, is_run)?;
     let dataset = corpus::open(&config, &tokenizer, output::note).at(origin)?;
@@ -51,7 +51,7 @@ pub fn eval(args: &EvalArgs, definition: &Definition) -> Result<ExitCode> {
         Error::config("--valid-fraction", message)
     })?;
     let batches = Batches { source, seq_length, micro_batch_size: args.micro_batch_size };
-    let Evaluation { loss, perplexity, tokens, .. } = batches.evaluate(&loaded.gpt)?;
+    let Evaluation { loss, perplexity, tokens, .. } = batches.evaluate(&loaded.model)?;
     output::line(&if args.json {
         json!({ "loss": loss, "perplexity": perplexity, "tokens": tokens }).to_string()
     } else {

@@ -1,16 +1,17 @@
 //! `ferrotron export`.
 
 use clap::{Args, ValueEnum};
-use ferrotron::Result;
 use ferrotron::models::bert::Bert;
 use ferrotron::models::finite::first_not_finite;
+use ferrotron::models::gpt::Gpt;
 use ferrotron::models::hugging_face;
-use ferrotron::models::tokenizer::Tokenizer;
-use std::path::PathBuf;
+use ferrotron::{Error, Result};
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+use crate::cli::architecture::TrainedModel;
 use crate::cli::args::device::DeviceArgs;
-use crate::cli::commands::generate::{Loaded, is_bert, open_checkpoint, read};
+use crate::cli::loaded::{Loaded, is_bert};
 use crate::cli::output;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -39,35 +40,27 @@ pub struct ExportArgs {
 
 /// Writes the model in the asked format.
 pub fn export(args: &ExportArgs) -> Result<ExitCode> {
-    match args.format {
-        Format::Hf => {
-            let (bad_weight, tokenizer) = match is_bert(&args.load)? {
-                true => export_bert(args)?,
-                false => export_gpt(args)?,
-            };
-            if let Some(weight) = bad_weight {
-                output::note(&format!("warning: {weight}; written as it is"));
-            }
-            if let Some(tokenizer) = tokenizer {
-                hugging_face::export_tokenizer(&tokenizer, &args.output)?;
-            }
-        }
+    let same = |a: &Path, b: &Path| matches!((a.canonicalize(), b.canonicalize()), (Ok(a), Ok(b)) if a == b);
+    if same(&args.load, &args.output) {
+        let message = "is the folder of --load, which would be replaced: give another folder";
+        return Err(Error::config("--output", format!("'{}' {message}", args.output.display())));
+    }
+    match (args.format, is_bert(&args.load)?) {
+        (Format::Hf, true) => to_hugging_face::<Bert>(args)?,
+        (Format::Hf, false) => to_hugging_face::<Gpt>(args)?,
     }
     output::line(&args.output.display().to_string());
     Ok(ExitCode::SUCCESS)
 }
 
-/// Writes a GPT; returns a line about its first weight that is not finite, and its tokenizer.
-fn export_gpt(args: &ExportArgs) -> Result<(Option<String>, Option<Tokenizer>)> {
-    let Loaded { gpt, tokenizer, .. } = Loaded::open(&args.load, &args.device, args.ema)?;
-    hugging_face::export(&gpt, &args.output)?;
-    Ok((first_not_finite(&gpt)?, tokenizer))
-}
-
-/// As [`export_gpt`], of a BERT.
-fn export_bert(args: &ExportArgs) -> Result<(Option<String>, Option<Tokenizer>)> {
-    let checkpoint = open_checkpoint(&args.load, args.ema)?;
-    let bert: Bert = read(&checkpoint, &args.device.open()?, args.device.given_dtype()?)?;
-    hugging_face::bert::export(&bert, &args.output)?;
-    Ok((first_not_finite(&bert)?, checkpoint.tokenizer().cloned()))
+fn to_hugging_face<M: TrainedModel>(args: &ExportArgs) -> Result<()> {
+    let loaded = Loaded::<M>::open(&args.load, &args.device, args.ema)?;
+    loaded.model.export(&args.output)?;
+    if let Some(weight) = first_not_finite(&loaded.model)? {
+        output::note(&format!("warning: {weight}; written as it is"));
+    }
+    match loaded.tokenizer {
+        Some(tokenizer) => hugging_face::export_tokenizer(&tokenizer, &args.output),
+        None => Ok(()),
+    }
 }

@@ -5,16 +5,18 @@ use ferrotron::models::bert::Bert;
 use ferrotron::models::checkpoint::Checkpoint;
 use ferrotron::models::gpt::Gpt;
 use ferrotron::models::memory::StageMemory;
+use ferrotron::models::tokenizer::Tokenizer;
 use ferrotron::{Error, Result};
 use serde_json::json;
+use std::path::Path;
 use std::process::ExitCode;
 
 use crate::cli::architecture::TrainedModel;
 use crate::cli::args::model::Architecture;
 use crate::cli::args::train::TrainArgs;
-use crate::cli::commands::train::open_tokenizer;
+use crate::cli::commands::train::{known_vocab_size, open_tokenizer};
 use crate::cli::definition::Definition;
-use crate::cli::options::{Options, other_optimizers, remembered};
+use crate::cli::options::{Options, imported, other_optimizers, remembered};
 use crate::cli::plan::plan;
 use crate::cli::{bytes, memory_limits, output};
 
@@ -32,15 +34,18 @@ pub struct MemoryArgs {
 
 /// Prints what each rank of every pipeline stage would take, with the options `given` over those of `--load`.
 pub fn memory(args: &MemoryArgs, given: Options, definition: &Definition) -> Result<ExitCode> {
-    let resumed = args.train.run.load.as_deref().map(Checkpoint::peek).transpose()?;
+    let imported = imported::folder(&given);
+    let load = args.train.run.load.as_deref().filter(|_| imported.is_none());
+    let resumed = load.map(Checkpoint::peek).transpose()?;
     let ignored =
         resumed.as_ref().map(|checkpoint| remembered::ignored_line(checkpoint, definition));
     if let Some(line) = ignored.transpose()?.flatten() {
         output::note(&line);
     }
-    let options = match &resumed {
-        Some(checkpoint) => remembered::resumed(given, checkpoint, None, definition)?,
-        None => given,
+    let options = match (&resumed, &imported) {
+        (Some(checkpoint), _) => remembered::resumed(given, checkpoint, None, definition)?,
+        (None, Some(folder)) => imported::merged(given, folder, definition)?,
+        (None, None) => given,
     };
     let matches = definition.parse("memory", &options)?;
     let matches = matches.subcommand_matches("memory").expect("it was parsed");
@@ -51,11 +56,15 @@ pub fn memory(args: &MemoryArgs, given: Options, definition: &Definition) -> Res
     };
     let checked = other_optimizers::check(&options);
     checked
-        .and_then(|()| report(&args, resumed.as_ref()))
+        .and_then(|()| report(&args, resumed.as_ref(), imported.as_deref()))
         .map_err(|error| options.name_sources(error))
 }
 
-fn report<M: TrainedModel>(args: &MemoryArgs, resumed: Option<&Checkpoint>) -> Result<ExitCode> {
+fn report<M: TrainedModel>(
+    args: &MemoryArgs,
+    resumed: Option<&Checkpoint>,
+    imported: Option<&Path>,
+) -> Result<ExitCode> {
     let train = &args.train;
     train.device.place()?;
     let parallel = &train.parallel;
@@ -66,8 +75,11 @@ fn report<M: TrainedModel>(args: &MemoryArgs, resumed: Option<&Checkpoint>) -> R
     ];
     let smallest = sizes.iter().try_fold(1_usize, |ranks, &size| ranks.checked_mul(size));
     let world = parallel.nproc.or(smallest).unwrap_or(0);
-    let plan =
-        plan::<M>(train, world, parallel.nproc.unwrap_or(1), vocab_size::<M>(args, resumed)?)?;
+    let vocab_size = vocab_size::<M>(args, resumed, imported)?;
+    let plan = plan::<M>(train, world, parallel.nproc.unwrap_or(1), vocab_size)?;
+    if let Some(folder) = imported {
+        imported::check_config::<M>(folder, &plan.model)?;
+    }
     let stages = plan.stages()?;
     if args.json {
         let report = json!({
@@ -84,14 +96,21 @@ fn report<M: TrainedModel>(args: &MemoryArgs, resumed: Option<&Checkpoint>) -> R
     Ok(ExitCode::SUCCESS)
 }
 
-fn vocab_size<M: TrainedModel>(args: &MemoryArgs, resumed: Option<&Checkpoint>) -> Result<usize> {
+fn vocab_size<M: TrainedModel>(
+    args: &MemoryArgs,
+    resumed: Option<&Checkpoint>,
+    imported: Option<&Path>,
+) -> Result<usize> {
     let train = &args.train;
     let unsaid = train.data.data.is_empty() && train.data.tokenizer == "char";
     match train.data.vocab_size {
         Some(0) => Err(Error::config("--vocab-size", "must be positive, got 0")),
-        Some(size) => Ok(size),
+        Some(size) => M::vocab_size(&Tokenizer::Null(size)),
         None if unsaid && train.model.preset.is_some() && resumed.is_none() => Ok(PRESET_VOCAB),
-        None => M::vocab_size(&open_tokenizer(train, resumed)?),
+        None => match known_vocab_size::<M>(resumed, imported)? {
+            Some(known) => Ok(known),
+            None => M::vocab_size(&open_tokenizer(train, resumed)?),
+        },
     }
 }
 

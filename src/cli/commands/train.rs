@@ -14,7 +14,7 @@ use ferrotron::parallel::collective::World;
 use ferrotron::parallel::launch::{INTERRUPTED, RankEnvironment};
 use ferrotron::parallel::mesh::Mesh;
 use ferrotron::{Error, Result};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use crate::cli::architecture::{RunInput, TrainedModel};
@@ -27,7 +27,8 @@ use crate::cli::definition::Definition;
 use crate::cli::exit_signals::ExitSignals;
 use crate::cli::job;
 use crate::cli::job::ProcessRole;
-use crate::cli::options::{Options, other_optimizers};
+use crate::cli::loaded::check_vocab_size;
+use crate::cli::options::{Options, imported, other_optimizers};
 use crate::cli::output::failed;
 use crate::cli::plan::plan;
 use crate::cli::progress::TrainProgress;
@@ -140,7 +141,7 @@ impl<M: TrainedModel> PreparedRun<M> {
         resumed: Option<Checkpoint>,
         rank: Option<&RankEnvironment>,
     ) -> Result<PreparedRun<M>> {
-        let Configuration { args, options, .. } = &configuration;
+        let Configuration { args, options, imported, .. } = &configuration;
         let check = || {
             other_optimizers::check(options)?;
             let job = ProcessRole::new(&args.parallel, rank.cloned())?;
@@ -151,8 +152,14 @@ impl<M: TrainedModel> PreparedRun<M> {
             }
             run_folder::check(args, resumed.as_ref(), &job)?;
             let tokenizer = open_tokenizer(args, resumed.as_ref())?;
-            let vocab_size = M::vocab_size(&tokenizer)?;
+            let own = M::vocab_size(&tokenizer)?;
+            let known = known_vocab_size::<M>(resumed.as_ref(), imported.as_deref())?;
+            let vocab_size = known.unwrap_or(own);
+            check_vocab_size(vocab_size, own)?;
             let run = plan::<M>(args, job.world_size(), job.local_size(), vocab_size)?;
+            if let Some(folder) = imported {
+                imported::check_config::<M>(folder, &run.model)?;
+            }
             if let Some(checkpoint) = &resumed {
                 M::check_checkpoint(checkpoint, &run.model)?;
             }
@@ -216,6 +223,9 @@ impl<M: TrainedModel> PreparedRun<M> {
         if let Some(checkpoint) = &resumed {
             trainer.load(checkpoint)?;
         }
+        if let Some(folder) = &configuration.imported {
+            trainer.load_weights(&mut M::folder_weights(folder, trainer.model())?)?;
+        }
         let mut progress = trainer.progress().clone();
         fingerprint.record(&mut progress.extra);
         let change = processor_change(&progress.extra, &device, scope.dtype());
@@ -278,6 +288,20 @@ pub fn open_tokenizer(args: &TrainArgs, resumed: Option<&Checkpoint>) -> Result<
             .data
             .tokenizer(|| if embedded { Ok(corpus::text()) } else { args.data.config()?.text() }),
     }
+}
+
+/// Number of token ids of the model that a run goes on from, which may have more than the tokenizer.
+pub fn known_vocab_size<M: TrainedModel>(
+    resumed: Option<&Checkpoint>,
+    imported: Option<&Path>,
+) -> Result<Option<usize>> {
+    let config = match (resumed, imported) {
+        (_, Some(folder)) => Some(M::folder_config(folder)?),
+        // Another architecture is refused with the rest of the shape.
+        (Some(checkpoint), None) => M::config_from(checkpoint).ok(),
+        (None, None) => None,
+    };
+    Ok(config.map(|config| M::sizes(&config).vocab_size))
 }
 
 fn run_config(

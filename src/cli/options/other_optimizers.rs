@@ -27,7 +27,7 @@ pub fn check(options: &Options) -> Result<()> {
         let is_given = match source {
             Source::Typed => true,
             Source::File(_) => !was_typed,
-            Source::Checkpoint(_) => false,
+            Source::Checkpoint(_) | Source::Folder(_) => false,
         };
         let readers = READERS.iter().find(|(start, _)| name.starts_with(start));
         let Some((_, readers)) = readers.filter(|(_, readers)| !readers.contains(&optimizer))

@@ -6,6 +6,7 @@ use std::path::Path;
 
 use super::families::{Family, family};
 use super::json::{dtype_name, read_json};
+use super::model_kind::model_type_of;
 use crate::model::config::GptConfig;
 
 /// The configuration of the language model in `folder`. Dropout is a matter of training and stays 0.
@@ -20,23 +21,10 @@ pub fn read_config(folder: &Path) -> Result<GptConfig> {
 pub(super) fn read_family(folder: &Path) -> Result<(&'static Family, GptConfig)> {
     let (path, config) = read_json(folder)?;
     let refuse = |what: String| Error::io("hugging_face", format!("'{}' {what}", path.display()));
-    if config.get("model").is_some() && config.get("model_type").is_none() {
-        let what = "belongs to a Ferrotron checkpoint, which is opened with --load";
-        return Err(refuse(what.into()));
-    }
-    let family = family(config["model_type"].as_str().unwrap_or("")).map_err(refuse)?;
+    let family = family(model_type_of(&config)).map_err(refuse)?;
     let config = (family.read)(&config).map_err(refuse)?;
     config.validate()?;
     Ok((family, config))
-}
-
-/// The `model_type` of the model in `folder`.
-///
-/// # Errors
-/// A folder without a readable `config.json`.
-pub fn model_type(folder: &Path) -> Result<String> {
-    let (_, config) = read_json(folder)?;
-    Ok(config["model_type"].as_str().unwrap_or_default().to_string())
 }
 
 /// The contents of `config.json` for a model of `family`.

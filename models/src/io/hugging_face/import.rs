@@ -1,35 +1,50 @@
-//! From Hugging Face.
+//! From Hugging Face, of any family.
 
 use ferrotron_nn::{Module, Scope};
 use ferrotron_tensor::{DType, Device, Error, Result};
-use std::collections::BTreeSet;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
+use super::bert;
 use super::config::{read_config, read_family};
 use super::families::Family;
-use super::source::Source;
-use crate::io::tensor_file::{Fault, TensorFile};
-use crate::io::tokenizer::Tokenizer;
-use crate::model::gpt::Gpt;
-
-/// Whether `path` looks like a Hugging Face folder: it has the `config.json` of some model and is no
-/// checkpoint.
-pub fn is_folder(path: &Path) -> bool {
-    path.join("config.json").exists() && !path.join("index.json").exists()
-}
+use super::files::{describe, open_files};
+use super::json::read_json;
+use super::model_kind::{ModelKind, model_kind};
+use super::weights::{CurrentName, FolderWeights, Naming, stored_weights};
+use crate::io::tensor_file::Fault;
+use crate::io::tokenizer::{Tokenizer, TokenizerChoice};
+use crate::model::gpt::{Gpt, GptConfig};
 
 /// The dtypes of the weights in `folder`, each once, the first stored first.
 ///
 /// # Errors
-/// Errors of [`read_config`]; malformed or missing files; a weight that is no floating-point number.
+/// Errors of [`read_config`] or, of a BERT, [`bert::read_config`]; malformed or missing files; a weight that is no
+/// floating-point number.
 pub fn stored_dtypes(folder: &Path) -> Result<Vec<DType>> {
-    let (family, _) = read_family(folder)?;
-    source(folder, family).and_then(|source| source.dtypes()).map_err(failed)
+    let current_name: CurrentName = match model_kind(folder)? {
+        ModelKind::Gpt => full_name(read_family(folder)?.0),
+        ModelKind::Bert => {
+            bert::read_config(folder)?;
+            Box::new(bert::current_name)
+        }
+    };
+    let read = || {
+        let files = open_files(folder)?;
+        let mut dtypes = Vec::new();
+        for (file, key) in stored_weights(&files, &current_name).into_values() {
+            let (dtype, _) = describe(&files[file], &key)?;
+            if !dtypes.contains(&dtype) {
+                dtypes.push(dtype);
+            }
+        }
+        Ok(dtypes)
+    };
+    read().map_err(|fault: Fault| Error::io("hugging_face", fault))
 }
 
 /// Imports the language model in `folder`, one file or several, with weights of the given dtype. They are the same
-/// bits where they are stored in it, else rounded to nearest. [`stored_dtypes`] and [`common_dtype`] say in which dtype
-/// nothing is lost.
+/// bits where they are stored in it, else rounded to nearest. [`stored_dtypes`] and
+/// [`common_dtype`](super::common_dtype) say in which dtype nothing is lost.
 ///
 /// ```no_run
 /// use ferrotron_models::hugging_face;
@@ -45,71 +60,60 @@ pub fn stored_dtypes(folder: &Path) -> Result<Vec<DType>> {
 /// Errors of [`read_config`]; malformed or missing files; tensors that are missing, unknown or of another
 /// shape; a head that differs from the token embedding where both are tied.
 pub fn import(folder: &Path, device: &Device, dtype: DType) -> Result<Gpt> {
-    let (family, config) = read_family(folder)?;
+    let config = read_config(folder)?;
     // Every weight is read, so the seed decides nothing.
     let gpt = Gpt::new(&Scope::new(device, dtype, 0), &config)?;
-    let fill = || {
-        let mut source = source(folder, family)?;
-        if config.tie_embeddings {
-            source.check_copy(family.head, &family.embedding(), device)?;
-        }
-        source.fill(&gpt.params(), |ours, rows| family.mapping(&config, ours, rows))
-    };
-    fill().map_err(failed)?;
+    weights(folder, &config)?.fill(&gpt.params())?;
     Ok(gpt)
 }
 
-/// The weights of a model of `family` in `folder`.
-fn source<'a>(folder: &'a Path, family: &Family) -> std::result::Result<Source<'a>, Fault> {
-    Ok(Source::new(folder, open_files(folder)?, |key| family.full_name(key)))
-}
-
-pub(super) fn failed(fault: Fault) -> Error {
-    Error::io("hugging_face", fault)
-}
-
-/// The tokenizer of `folder`: its `tokenizer.json`, or GPT-2's if the vocabulary has that size.
+/// Opens the weights of the language model in `folder`, for a model of `config` in any layout.
 ///
 /// # Errors
-/// Errors of [`read_config`] and [`Tokenizer::from_file`].
-pub fn read_tokenizer(folder: &Path) -> Result<Option<Tokenizer>> {
-    let file = folder.join("tokenizer.json");
-    if file.exists() {
-        return Tokenizer::from_file(&file).map(Some);
-    }
-    let vocab_size = read_config(folder)?.vocab_size;
-    Ok((vocab_size == Tokenizer::Gpt2.vocab_size()).then_some(Tokenizer::Gpt2))
-}
-
-/// The weight files of `folder` with their headers, closed: a folder may have more files than a process may open.
-pub(super) fn open_files(folder: &Path) -> std::result::Result<Vec<TensorFile>, Fault> {
-    let open = |path: &PathBuf| {
-        let mut file = TensorFile::open(path)?;
-        file.close();
-        Ok(file)
+/// Malformed or missing files; tensors that are missing or unknown; a head that differs from the token embedding where
+/// both are tied.
+pub fn weights(folder: &Path, config: &GptConfig) -> Result<FolderWeights> {
+    let (family, own) = read_family(folder)?;
+    let tied = own.tie_embeddings.then(|| (family.head, family.embedding()));
+    let naming = Naming {
+        family: family.model_type,
+        current_name: full_name(family),
+        mapping: Box::new(move |ours, rows| family.mapping(&own, ours, rows)),
+        tied: tied.into_iter().collect(),
+        left_out: &[],
     };
-    weight_files(folder)?.iter().map(open).collect()
+    FolderWeights::open::<Gpt>(folder, naming, config)
 }
 
-/// `model.safetensors`, or the files that `model.safetensors.index.json` lists.
-fn weight_files(folder: &Path) -> std::result::Result<Vec<PathBuf>, Fault> {
-    let (single, index) =
-        (folder.join("model.safetensors"), folder.join("model.safetensors.index.json"));
-    if single.exists() {
-        return Ok(vec![single]);
+fn full_name(family: &'static Family) -> CurrentName {
+    Box::new(|key| family.full_name(key))
+}
+
+/// The tokenizer of `folder`: its `tokenizer.json`, else a BERT's `vocab.txt`, or GPT-2's if the vocabulary of a GPT-2
+/// has that size.
+///
+/// # Errors
+/// An unreadable `config.json`; a family that is not known.
+pub fn tokenizer_choice(folder: &Path) -> Result<Option<TokenizerChoice>> {
+    let kind = model_kind(folder)?;
+    let [json, vocabulary] = ["tokenizer.json", "vocab.txt"].map(|name| folder.join(name));
+    if json.exists() {
+        return Ok(Some(TokenizerChoice::File(json)));
     }
-    if !index.exists() {
-        let bin = folder.join("pytorch_model.bin").exists();
-        let hint =
-            if bin { ": only pytorch_model.bin; save it with safe_serialization=True" } else { "" };
-        return Err(format!("'{}' has no model.safetensors{hint}", folder.display()));
-    }
-    let damaged = |what: String| format!("'{}' is damaged: {what}", index.display());
-    let text = std::fs::read(&index).map_err(|error| damaged(error.to_string()))?;
-    let index: serde_json::Value =
-        serde_json::from_slice(&text).map_err(|error| damaged(error.to_string()))?;
-    let map =
-        index["weight_map"].as_object().ok_or_else(|| damaged("it has no weight_map".into()))?;
-    let names: BTreeSet<&str> = map.values().filter_map(|file| file.as_str()).collect();
-    Ok(names.into_iter().map(|name| folder.join(name)).collect())
+    Ok(match kind {
+        ModelKind::Bert => vocabulary.exists().then_some(TokenizerChoice::File(vocabulary)),
+        ModelKind::Gpt => {
+            let size = read_json(folder)?.1["vocab_size"].as_u64();
+            (size == Some(Tokenizer::Gpt2.vocab_size() as u64)).then_some(TokenizerChoice::Gpt2)
+        }
+    })
+}
+
+/// Reads the tokenizer of [`tokenizer_choice`].
+///
+/// # Errors
+/// As [`tokenizer_choice`] and [`Tokenizer::from_file`].
+pub fn read_tokenizer(folder: &Path) -> Result<Option<Tokenizer>> {
+    let none = || Ok(String::new()); // no such tokenizer depends on a text
+    tokenizer_choice(folder)?.map(|choice| choice.build(none)).transpose()
 }

@@ -19,8 +19,11 @@ pub(super) fn read_json(folder: &Path) -> Result<(PathBuf, Value)> {
     let path = folder.join("config.json");
     let refuse = |what: String| Error::io("hugging_face", format!("'{}' {what}", path.display()));
     let text = std::fs::read(&path).map_err(|error| refuse(format!("cannot be read: {error}")))?;
-    let config =
+    let config: Value =
         serde_json::from_slice(&text).map_err(|error| refuse(format!("is damaged: {error}")))?;
+    if config.get("model").is_some() && config.get("model_type").is_none() {
+        return Err(refuse("belongs to a Ferrotron checkpoint: open its folder".into()));
+    }
     Ok((path, config))
 }
 

@@ -39,17 +39,6 @@ impl Mapping {
         }
     }
 
-    /// Writes what is stored there into a parameter.
-    pub fn join(&self, parts: &[Tensor], target: &mut Tensor) -> Result<()> {
-        let mut start = 0;
-        for (part, &(_, rows)) in parts.iter().zip(&self.parts) {
-            let part = self.to_ours(&part.cast(target.dtype())?)?;
-            target.narrow_mut(0, start, rows, |target| target.copy_from(&part))?;
-            start += rows;
-        }
-        Ok(())
-    }
-
     /// A parameter as it is stored there.
     pub fn split(self, value: &Tensor) -> Result<Vec<(String, Tensor)>> {
         let mut start = 0;
@@ -62,7 +51,8 @@ impl Mapping {
         parts.into_iter().map(part).collect()
     }
 
-    fn to_ours(&self, theirs: &Tensor) -> Result<Tensor> {
+    /// A part as it is here.
+    pub fn to_ours(&self, theirs: &Tensor) -> Result<Tensor> {
         match self.form {
             Form::Same => Ok(theirs.clone()),
             Form::Transposed => theirs.transpose(0, 1),

@@ -17,15 +17,19 @@ pub mod bert;
 mod config;
 mod export;
 mod families;
+mod files;
 mod import;
 mod json;
 mod mapping;
-mod source;
+mod model_kind;
+mod weights;
 
-pub use config::{model_type, read_config};
+pub use config::read_config;
 pub use export::{export, export_as, export_tokenizer};
-pub use import::{import, is_folder, read_tokenizer, stored_dtypes};
-pub use source::common_dtype;
+pub use files::{common_dtype, is_folder};
+pub use import::{import, read_tokenizer, stored_dtypes, tokenizer_choice, weights};
+pub use model_kind::{ModelKind, model_kind, model_type};
+pub use weights::FolderWeights;
 
 #[cfg(test)]
 mod tests;

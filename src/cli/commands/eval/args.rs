@@ -11,7 +11,7 @@ use crate::cli::options::Options;
 
 #[derive(Debug, Args)]
 pub struct EvalArgs {
-    /// Run folder or checkpoint [default: the newest of runs/]
+    /// Run folder, checkpoint or Hugging Face folder [default: the newest of runs/]
     #[arg(long, value_name = "PATH")]
     pub(super) load: Option<PathBuf>,
     /// Data whose last part is evaluated [default: what the run was trained on]

@@ -2,34 +2,39 @@
 
 use ferrotron::models::batch_size::{BatchSize, BatchSizeConfig};
 use ferrotron::models::bert::Bert;
-use ferrotron::models::checkpoint::Checkpoint;
 use ferrotron::models::data::HeldOutPairs;
 use ferrotron::models::evaluate::{LocalModel, evaluate};
 use ferrotron::models::finite::first_not_finite;
 use ferrotron::models::stop::StopFlag;
-use ferrotron::nn::Scope;
 use ferrotron::parallel::mesh::Mesh;
 use ferrotron::tensor::At;
 use ferrotron::{Error, Result};
 use serde_json::{Map, json};
+use std::path::Path;
 use std::process::ExitCode;
 
 use super::args::EvalArgs;
 use crate::cli::closing_report::masked_tokens_line;
-use crate::cli::commands::generate::read;
 use crate::cli::definition::Definition;
+use crate::cli::loaded::{Loaded, check_vocab_size};
 use crate::cli::options::remembered;
 use crate::cli::{corpus, output};
 
 /// Measures the losses over the validation part.
-pub fn eval(args: &EvalArgs, checkpoint: &Checkpoint, definition: &Definition) -> Result<ExitCode> {
-    let (device, dtype) = (args.device.open()?, args.device.given_dtype()?);
-    let bert: Bert = read(checkpoint, &device, dtype)?;
-    let missing = || Error::config("--load", "the checkpoint has no tokenizer");
-    let tokenizer = checkpoint.tokenizer().ok_or_else(missing)?;
-    let (saved, _) = remembered::of_checkpoint(checkpoint, definition)?;
+pub fn eval(args: &EvalArgs, path: &Path, definition: &Definition) -> Result<ExitCode> {
+    let Loaded { model: bert, scope, tokenizer, checkpoint } =
+        Loaded::<Bert>::open(path, &args.device, args.ema)?;
+    let tokenizer = &tokenizer.ok_or_else(|| {
+        let message = "has no tokenizer: put its tokenizer.json or vocab.txt there";
+        Error::config("--load", format!("'{}' {message}", path.display()))
+    })?;
+    let special = tokenizer.special_tokens()?;
+    check_vocab_size(bert.config().vocab_size, special.vocab_size)?;
+    let saved = checkpoint.as_ref().map(|found| remembered::of_checkpoint(found, definition));
+    let (saved, _) = saved.transpose()?.unwrap_or_default();
+    let is_run = checkpoint.as_ref().is_some_and(|found| !found.run().is_null());
     let seq_length = args.sequence_length(bert.config().max_position_embeddings)?;
-    let (config, origin) = args.data_config(&saved, !checkpoint.run().is_null())?;
+    let (config, origin) = args.data_config(&saved, is_run)?;
     let (train, validation) =
         corpus::open_documents(&config, tokenizer, output::note).at(origin)?;
     let whole = args.valid_fraction == Some(1.0);
@@ -39,20 +44,18 @@ pub fn eval(args: &EvalArgs, checkpoint: &Checkpoint, definition: &Definition) -
             "leaves no sentence of this data to evaluate: give a larger share, or 1 for all";
         Error::config("--valid-fraction", message)
     })?;
-    let pairs = HeldOutPairs::new(documents, tokenizer.special_tokens()?, seq_length)?;
+    let pairs = HeldOutPairs::new(documents, special, seq_length)?;
     let micro_batch_size = args.micro_batch_size;
     let sizes = BatchSizeConfig { micro_batch_size, ..BatchSizeConfig::default() };
-    let dtype = dtype.map_or_else(|| checkpoint.dtype(), Ok)?;
-    let (scope, mesh) = (&Scope::new(&device, dtype, 0), &Mesh::single());
-    let model =
-        LocalModel { parts: std::slice::from_ref(&bert), config: bert.config(), scope, mesh };
+    let (parts, mesh) = (std::slice::from_ref(&bert), &Mesh::single());
+    let model = LocalModel { parts, config: bert.config(), scope: &scope, mesh };
     // A signal ends the process: there is nothing to save.
     let found = evaluate(&model, &pairs, BatchSize::new(sizes)?, &StopFlag::default())?;
     let found = found.expect("an evaluation that is not asked to stop has a result");
     if !found.loss.is_finite() {
         let context = match first_not_finite(&bert)? {
             Some(weight) => weight,
-            None => format!("all weights are finite: {dtype} overflows"),
+            None => format!("all weights are finite: {} overflows", scope.dtype()),
         };
         return Err(Error::value("eval", format!("the loss is {}: {context}", found.loss)));
     }

@@ -7,6 +7,7 @@ use std::path::Path;
 use crate::io::hugging_face::json::{
     activation, activation_name, dtype_name, number, only, read_json, size,
 };
+use crate::io::hugging_face::model_kind::model_type_of;
 use crate::model::bert::{BertConfig, NormPlacement};
 
 /// Values of `model_type`, and where the norms are then.
@@ -23,7 +24,7 @@ pub(super) fn parse(folder: &Path, binary_head: bool) -> Result<BertConfig> {
 }
 
 fn from_json(config: &Value, binary_head: bool) -> std::result::Result<BertConfig, String> {
-    let kind = config["model_type"].as_str().unwrap_or("");
+    let kind = model_type_of(config);
     let Some((_, placement)) = KINDS.iter().find(|(name, _)| *name == kind) else {
         return Err(format!("describes model_type '{kind}': a BERT has bert or megatron-bert"));
     };

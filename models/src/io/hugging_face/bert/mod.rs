@@ -25,10 +25,9 @@ use ferrotron_tensor::{DType, Device, Error, Result};
 use std::path::Path;
 
 use super::export::write_folder;
-use super::import::{failed, open_files};
+use super::files::open_files;
 use super::mapping::{Form, Mapping};
-use super::source::Source;
-use crate::io::tensor_file::Fault;
+use super::weights::{CurrentName, FolderWeights, Naming, stored_weights};
 use crate::model::bert::{Bert, BertConfig, NormPlacement};
 
 use config::{parse, write_config};
@@ -92,16 +91,14 @@ fn mapping(ours: &str, rows: usize, placement: NormPlacement) -> Option<Mapping>
     Some(Mapping { parts: layers.iter().map(name).collect(), form: Form::Same })
 }
 
-/// The weights of `files` by the names of new files; buffers are none.
-fn source(folder: &Path) -> std::result::Result<Source<'_>, Fault> {
-    Ok(Source::new(folder, open_files(folder)?, |key| {
-        let name = match key.rsplit_once('.') {
-            Some((norm, "gamma")) => format!("{norm}.weight"),
-            Some((norm, "beta")) => format!("{norm}.bias"),
-            _ => key.to_string(),
-        };
-        (name != "bert.embeddings.position_ids").then_some(name)
-    }))
+/// The name of a stored tensor in new files; `None` for a buffer.
+pub(super) fn current_name(key: &str) -> Option<String> {
+    let name = match key.rsplit_once('.') {
+        Some((norm, "gamma")) => format!("{norm}.weight"),
+        Some((norm, "beta")) => format!("{norm}.bias"),
+        _ => key.to_string(),
+    };
+    (name != "bert.embeddings.position_ids").then_some(name)
 }
 
 /// The configuration of the BERT in `folder`, whose weights tell whether it has a head for the order. Dropout is a
@@ -111,7 +108,11 @@ fn source(folder: &Path) -> std::result::Result<Source<'_>, Fault> {
 /// A folder without a readable `config.json` or weights; a model other than BERT or a variant that is not supported, by
 /// name.
 pub fn read_config(folder: &Path) -> Result<BertConfig> {
-    parse(folder, source(folder).map_err(failed)?.has(ORDER_HEAD))
+    let files = open_files(folder).map_err(|fault| Error::io("hugging_face", fault))?;
+    parse(
+        folder,
+        stored_weights(&files, &(Box::new(current_name) as CurrentName)).contains_key(ORDER_HEAD),
+    )
 }
 
 /// Imports the BERT in `folder`, one file or several, with weights of the given dtype. They are the same bits where
@@ -130,21 +131,27 @@ pub fn read_config(folder: &Path) -> Result<BertConfig> {
 /// Errors of [`read_config`]; malformed or missing files; tensors that are missing, unknown or of another shape; an
 /// output layer of its own.
 pub fn import(folder: &Path, device: &Device, dtype: DType) -> Result<Bert> {
-    let mut source = source(folder).map_err(failed)?;
-    let config = parse(folder, source.has(ORDER_HEAD))?;
+    let config = read_config(folder)?;
     // Every weight is read, so the seed decides nothing.
     let bert = Bert::new(&Scope::new(device, dtype, 0), &config)?;
-    let mut fill = || {
-        for (copy, original) in TIED {
-            source.check_copy(copy, original, device)?;
-        }
-        if !config.binary_head {
-            source.leave_out(|name| name.starts_with("bert.pooler."));
-        }
-        source.fill(&bert.params(), |ours, rows| mapping(ours, rows, config.norm_placement))
-    };
-    fill().map_err(failed)?;
+    weights(folder, &config)?.fill(&bert.params())?;
     Ok(bert)
+}
+
+/// Opens the weights of the BERT in `folder`, for a model of `config` in any layout.
+///
+/// # Errors
+/// Malformed or missing files; tensors that are missing or unknown; an output layer of its own.
+pub fn weights(folder: &Path, config: &BertConfig) -> Result<FolderWeights> {
+    let placement = config.norm_placement;
+    let naming = Naming {
+        family: "this BERT",
+        current_name: Box::new(current_name),
+        mapping: Box::new(move |ours, rows| mapping(ours, rows, placement)),
+        tied: TIED.map(|(copy, original)| (copy, original.to_string())).into(),
+        left_out: if config.binary_head { &[] } else { &["bert.pooler."] },
+    };
+    FolderWeights::open::<Bert>(folder, naming, config)
 }
 
 /// Writes `bert` into `folder` as `save_pretrained` would. `from_pretrained(folder)` of `BertForPreTraining` or,

@@ -47,7 +47,9 @@ pub(super) fn family(model_type: &str) -> std::result::Result<&'static Family, S
         let needs = OTHERS.iter().find(|(name, _)| *name == model_type);
         let needs = needs.map_or(String::new(), |(_, switch)| format!(", which needs {switch}"));
         let known = FAMILIES.map(|family| family.model_type).join(", ");
-        format!("describes model_type '{model_type}'{needs}: supported are {known}")
+        format!(
+            "describes model_type '{model_type}'{needs}: supported are {known}, bert, megatron-bert"
+        )
     })
 }
 
