@@ -249,6 +249,13 @@ impl TokenBatch {
         }
     }
 
+    /// Copies the one row of `other` into row `row`.
+    pub(super) fn copy_row(&mut self, row: usize, other: &TokenBatch) {
+        let row = row * self.seq_length..(row + 1) * self.seq_length;
+        self.inputs[row.clone()].copy_from_slice(&other.inputs);
+        self.targets[row].copy_from_slice(&other.targets);
+    }
+
     /// Positions that count in the loss.
     pub fn num_valid_tokens(&self) -> u64 {
         num_valid(&self.targets)

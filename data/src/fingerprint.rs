@@ -68,6 +68,9 @@ pub struct DataFingerprint {
     tokens_crc32: Option<u32>,
     /// CRC-32 of the tokenizer's `tokenizer.json`.
     tokenizer_crc32: Option<u32>,
+    /// CRC-32 of what decides the order of samples beside the tokens and their number: weights, Megatron's indices.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    order_crc32: Option<u32>,
 }
 
 impl DataFingerprint {
@@ -81,7 +84,14 @@ impl DataFingerprint {
             stream_tokens: Some(dataset.train.stream_len()),
             tokens_crc32: Some(tokens_crc32(&dataset.train)?),
             tokenizer_crc32: Some(crc32fast::hash(tokenizer.to_json().as_bytes())),
+            order_crc32: None,
         })
+    }
+
+    /// The same data in an order that depends on more than its tokens, with the checksum of that.
+    #[must_use]
+    pub fn with_order(self, order_crc32: Option<u32>) -> DataFingerprint {
+        DataFingerprint { order_crc32, ..self }
     }
 
     /// Describes the tokenizer by its checksum, for comparing those of several ranks.
@@ -124,9 +134,10 @@ impl DataFingerprint {
             (DataOrigin::BuiltIn, false) => {
                 ("other data", "give the same --valid-fraction or --split")
             }
-            (DataOrigin::Files, _) => {
-                ("other data", "give the same --data, --valid-data and --valid-fraction or --split")
-            }
+            (DataOrigin::Files, _) => (
+                "other data",
+                "give the same --data or --data-path, --valid-data and --valid-fraction or --split",
+            ),
         };
         let message = format!(
             "the run was started with {was}: {words}; {remedy}, or go on with this data by --allow-data-change"
@@ -149,6 +160,7 @@ impl DataFingerprint {
                 stream_tokens: None,
                 tokens_crc32: None,
                 tokenizer_crc32: None,
+                order_crc32: self.order_crc32,
             },
             (None, None) => return None,
         };
@@ -169,6 +181,14 @@ impl DataFingerprint {
         } else if differs(crc(self.tokens_crc32), crc(before.tokens_crc32)) {
             text_differs = true;
             found.push(format!("other tokens of the same number, {now}"));
+        }
+        if found.is_empty() && self.order_crc32 != before.order_crc32 {
+            found.push(
+                "another order of the same tokens, which --data-order, the weights of the data sets and, with --data-order \
+                 megatron, --seed, --seq-length and the number of samples (--train-iters x --global-batch-size, or \
+                 --train-samples) decide"
+                    .to_string(),
+            );
         }
         (!found.is_empty()).then(|| Difference { words: found.join(", and "), text_differs })
     }

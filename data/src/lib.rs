@@ -25,12 +25,14 @@
 //!
 //! **Order.** [`Sampler`] numbers the samples of a run from 0 and gives each a place in the data as a
 //! function of the seed alone, so that micro batch, accumulation and ranks cut the same sequence of
-//! samples, and a run resumes by its count of consumed samples. [`MegatronSampler`] draws them as Megatron-LM does.
+//! samples, and a run resumes by its count of consumed samples. [`MegatronSampler`] draws them as Megatron-LM does, and a
+//! [`Blend`] takes them from several data sets by weight.
 
 #![deny(missing_docs)]
 #![forbid(unsafe_code)]
 
 mod batch;
+mod blend;
 mod dataset;
 mod documents;
 pub mod entropy;
@@ -40,6 +42,7 @@ mod indexed_dataset;
 mod megatron_order;
 mod pair_batch;
 mod permutation;
+mod prefetch;
 mod sampler;
 mod sentence_pairs;
 mod shard;
@@ -52,6 +55,7 @@ pub mod tokenizer;
 mod validation;
 
 pub use batch::{ArrayElement, ArrayValues, Batch, BatchArray, IGNORE, TokenBatch, num_valid};
+pub use blend::{Blend, BlendConfig, BlendPaths, BlendedDataset};
 pub use dataset::{DataConfig, Dataset};
 pub use documents::Documents;
 pub use fingerprint::{DataChange, DataFingerprint, DataOrigin, tokens_in_words};
@@ -60,6 +64,7 @@ pub use indexed_dataset::{IndexedDataset, IndexedDatasetBuilder};
 pub use megatron_order::{MegatronOrderConfig, MegatronSampler};
 pub use pair_batch::PairBatch;
 pub use permutation::Permutation;
+pub use prefetch::Prefetch;
 pub use sampler::{FiniteSamples, Sampler, Samples};
 pub use sentence_pairs::{HeldOutPairs, SentencePairs};
 pub use source::TokenSource;

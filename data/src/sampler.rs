@@ -26,6 +26,10 @@ pub trait Samples: Send + Sync {
 
     /// Positions of one sample.
     fn seq_length(&self) -> usize;
+
+    /// Announces the batches that come next, each as its first sample and its number of samples, and that those announced
+    /// before do not. Samples that are read by the caller ignore it.
+    fn prefetch(&self, _batches: &[(u64, usize)]) {}
 }
 
 /// A finite number of samples, for evaluation.

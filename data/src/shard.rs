@@ -7,7 +7,6 @@ use super::token_type::TokenType;
 use crate::tokenizer::Tokenizer;
 use ferrotron_tensor::{Error, Result};
 use std::io::Read;
-use std::ops::Range;
 use std::{fs, fs::File, path::Path};
 
 /// llm.c's header: 256 x i32.
@@ -118,13 +117,13 @@ impl Shard {
         }
     }
 
-    /// The tokens of a sequence, of an indexed data set.
+    /// The indexed data set that this is.
     ///
     /// # Errors
-    /// A file without sequences; a length or an offset that does not fit.
-    pub(super) fn sequence(&self, sequence: u64) -> Result<Range<u64>> {
+    /// A file without sequences.
+    pub(super) fn dataset(&self) -> Result<&IndexedDataset> {
         match &self.storage {
-            Storage::Indexed(dataset) => dataset.sequence_tokens(sequence),
+            Storage::Indexed(dataset) => Ok(dataset),
             Storage::Owned(_) | Storage::File(_) => {
                 Err(Error::value("data", format!("'{}' has no sequences", self.name)))
             }

@@ -29,12 +29,21 @@ const CHECK_CHUNK: usize = 1 << 16;
 /// ```
 #[derive(Clone)]
 pub struct TokenSource {
-    shards: Arc<[Shard]>,
-    /// Position in the stream behind each shard.
+    parts: Arc<[Part]>,
+    /// Position in the stream behind each part.
     ends: Arc<[u64]>,
     /// The part of the stream that this source covers.
     range: Range<u64>,
     vocab_size: usize,
+}
+
+/// Consecutive tokens of a file.
+pub(super) struct Part {
+    pub shard: Arc<Shard>,
+    /// The first of them.
+    pub start: u64,
+    /// Number of tokens.
+    pub len: u64,
 }
 
 impl TokenSource {
@@ -66,18 +75,29 @@ impl TokenSource {
     }
 
     fn from_shards(shards: Vec<Shard>, vocab_size: usize) -> Result<Self> {
-        let sum = |end: &mut u64, shard: &Shard| {
-            *end += shard.len;
+        let whole = |shard: Shard| Part { start: 0, len: shard.len, shard: Arc::new(shard) };
+        let source = TokenSource::from_parts(shards.into_iter().map(whole).collect(), vocab_size);
+        source.check_if_short()?;
+        Ok(source)
+    }
+
+    /// Parts of files, laid end to end.
+    pub(super) fn from_parts(parts: Vec<Part>, vocab_size: usize) -> TokenSource {
+        let sum = |end: &mut u64, part: &Part| {
+            *end += part.len;
             Some(*end)
         };
-        let ends: Vec<u64> = shards.iter().scan(0, sum).collect();
+        let ends: Vec<u64> = parts.iter().scan(0, sum).collect();
         let len = ends.last().copied().unwrap_or(0);
-        let source =
-            TokenSource { shards: shards.into(), ends: ends.into(), range: 0..len, vocab_size };
-        if len <= CHECK_AT_OPENING {
-            source.check()?;
-        }
-        Ok(source)
+        TokenSource { parts: parts.into(), ends: ends.into(), range: 0..len, vocab_size }
+    }
+
+    /// Reads everything once if that takes a fraction of a second.
+    ///
+    /// # Errors
+    /// As [`TokenSource::check`].
+    pub(super) fn check_if_short(&self) -> Result<()> {
+        if self.len() <= CHECK_AT_OPENING { self.check() } else { Ok(()) }
     }
 
     /// Number of tokens.
@@ -112,16 +132,17 @@ impl TokenSource {
             ));
         }
         let mut at = self.range.start + at;
-        let mut shard = self.ends.partition_point(|&end| end <= at);
+        let mut part = self.ends.partition_point(|&end| end <= at);
         let mut rest = out;
         while !rest.is_empty() {
-            let here = rest.len().min((self.ends[shard] - at) as usize);
+            let here = rest.len().min((self.ends[part] - at) as usize);
             let (out, later) = rest.split_at_mut(here);
-            let offset = at - (self.ends[shard] - self.shards[shard].len);
-            self.shards[shard].read(offset, out, self.vocab_size)?;
+            let Part { shard, start, len } = &self.parts[part];
+            let offset = start + (at - (self.ends[part] - len));
+            shard.read(offset, out, self.vocab_size)?;
             rest = later;
             at += here as u64;
-            shard += 1;
+            part += 1;
         }
         Ok(())
     }
@@ -132,7 +153,7 @@ impl TokenSource {
     /// The first such token; the first entry of an index that contradicts the others.
     pub fn check(&self) -> Result<()> {
         let mut buffer = vec![0; CHECK_CHUNK.min(self.len() as usize)];
-        self.shards.iter().try_for_each(Shard::check)?;
+        self.parts.iter().try_for_each(|part| part.shard.check())?;
         for at in (0..self.len()).step_by(CHECK_CHUNK) {
             let n = (self.len() - at).min(CHECK_CHUNK as u64) as usize;
             self.read(at, &mut buffer[..n])?;
@@ -177,6 +198,6 @@ impl TokenSource {
 
 impl fmt::Debug for TokenSource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "TokenSource({} tokens in {} files)", self.len(), self.shards.len())
+        write!(f, "TokenSource({} tokens in {} files)", self.len(), self.parts.len())
     }
 }

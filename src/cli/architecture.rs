@@ -2,7 +2,8 @@
 
 use ferrotron::models::bert::{Bert, NormPlacement};
 use ferrotron::models::data::{
-    DataConfig, Dataset, Documents, FiniteSamples, HeldOutPairs, Samples, SentencePairs,
+    Blend, BlendedDataset, Dataset, Documents, FiniteSamples, HeldOutPairs, MegatronOrderConfig,
+    MegatronSampler, Prefetch, Samples, SentencePairs, TokenSource,
 };
 use ferrotron::models::gpt::{Gpt, Normalization, PositionEmbedding};
 use ferrotron::models::hugging_face::{self, FolderWeights};
@@ -15,7 +16,9 @@ use ferrotron::models::trainer::{Model, Trainer};
 use ferrotron::{DType, Device, Error, Result};
 use serde_json::{Value, json};
 use std::path::Path;
+use std::sync::Arc;
 
+use super::args::data::{DataOrder, DataSource};
 use super::args::model::ActivationArg;
 use super::args::train::TrainArgs;
 use super::{closing_report, corpus};
@@ -29,19 +32,58 @@ pub struct RunInput {
     pub dataset: Dataset,
     /// Masked pairs of segments of the same, if the model takes them.
     pairs: Option<(SentencePairs, Option<HeldOutPairs>)>,
+    /// The samples of Megatron's data sets, if the options name such.
+    blended: Option<BlendedInput>,
+}
+
+/// The samples of Megatron's data sets.
+struct BlendedInput {
+    train: Arc<dyn Samples>,
+    validation: Option<Blend>,
+    /// A checksum of what decides the order beside the tokens.
+    order_crc32: Option<u32>,
+}
+
+/// The number of samples of a whole run, if the order depends on it, and the seed of the order.
+pub struct OrderLength {
+    pub samples: Option<u64>,
+    pub seed: u64,
+}
+
+impl RunInput {
+    /// A checksum of what decides the order of samples beside the tokens, if anything does.
+    pub fn order_crc32(&self) -> Option<u32> {
+        self.blended.as_ref()?.order_crc32
+    }
+
+    /// The tokens that an evaluation reads one after another, if it does.
+    fn evaluated_stream(&self) -> Option<&TokenSource> {
+        let mixed = |blended: &BlendedInput| {
+            blended.validation.as_ref().is_some_and(|blend| blend.num_sets() > 1)
+        };
+        self.dataset.validation.as_ref().filter(|_| !self.blended.as_ref().is_some_and(mixed))
+    }
 }
 
 /// The samples of a run.
 pub struct RunSamples {
-    train: Box<dyn Samples>,
+    train: Prefetch,
     validation: Option<Box<dyn FiniteSamples>>,
 }
 
 impl RunSamples {
+    /// Reads the training samples ahead.
+    fn new(
+        train: Arc<dyn Samples>,
+        validation: Option<Box<dyn FiniteSamples>>,
+    ) -> Result<RunSamples> {
+        Ok(RunSamples { train: Prefetch::new(train)?, validation })
+    }
+
     /// The samples as a run takes them.
     pub fn run_data<'a>(&'a self, tokenizer: &'a Tokenizer) -> RunData<'a> {
         let validation = self.validation.as_deref();
-        RunData { train: &*self.train, validation, tokenizer: Some(tokenizer) }
+        RunData { train: &self.train, validation, tokenizer: Some(tokenizer) }
     }
 }
 
@@ -77,7 +119,8 @@ pub trait TrainedModel: Model {
     /// Opens the data; `warn` is told of files that are left out.
     fn open(
         args: &TrainArgs,
-        config: &DataConfig,
+        source: &DataSource,
+        order: &OrderLength,
         tokenizer: &Tokenizer,
         warn: impl Fn(&str),
     ) -> Result<RunInput>;
@@ -88,7 +131,7 @@ pub trait TrainedModel: Model {
     /// Prints the results; of a model that can, with a sample of so many tokens.
     fn report(
         trainer: &Trainer<Self>,
-        dataset: &Dataset,
+        input: &RunInput,
         tokenizer: &Tokenizer,
         outcome: &RunResult,
         sampling: (usize, &StopFlag),
@@ -165,12 +208,43 @@ impl TrainedModel for Gpt {
     }
 
     fn open(
-        _: &TrainArgs,
-        config: &DataConfig,
+        args: &TrainArgs,
+        source: &DataSource,
+        order: &OrderLength,
         tokenizer: &Tokenizer,
         warn: impl Fn(&str),
     ) -> Result<RunInput> {
-        Ok(RunInput { dataset: corpus::open(config, tokenizer, warn)?, pairs: None })
+        let config = match source {
+            DataSource::Files(config) => {
+                let dataset = corpus::open(config, tokenizer, warn)?;
+                return Ok(RunInput { dataset, pairs: None, blended: None });
+            }
+            DataSource::Sets(config) => config,
+        };
+        let sets = BlendedDataset::open(config, tokenizer.vocab_size())?;
+        let dataset = sets.streams();
+        let seq_length = args.model.seq_length()?;
+        let BlendedDataset { training, validation } = sets;
+        let (train, order_crc32): (Arc<dyn Samples>, _) =
+            match (args.data.data_order, order.samples) {
+                (DataOrder::Megatron, Some(samples)) => {
+                    let seed = u32::try_from(order.seed).map_err(|_| {
+                        let message = format!(
+                            "{} is beyond the 32 bits of --data-order megatron: at most {}",
+                            order.seed,
+                            u32::MAX
+                        );
+                        Error::config("--seed", message)
+                    })?;
+                    let config = MegatronOrderConfig { seq_length, samples, seed };
+                    let sampler = MegatronSampler::new(&training, &config)?;
+                    let crc32 = sampler.crc32();
+                    (Arc::new(sampler), Some(crc32))
+                }
+                _ => (training.sampler(seq_length, order.seed)?.into(), training.weights_crc32()),
+            };
+        let blended = Some(BlendedInput { train, validation, order_crc32 });
+        Ok(RunInput { dataset, pairs: None, blended })
     }
 
     fn samples(
@@ -178,19 +252,27 @@ impl TrainedModel for Gpt {
         run: &RunConfig,
         (seed, batch): (u64, usize),
     ) -> Result<RunSamples> {
+        if let Some(BlendedInput { train, validation, .. }) = &input.blended {
+            let samples = run.eval_iters.map_or(u64::MAX, |all| all.saturating_mul(batch as u64));
+            let wanted = run.intervals.eval_interval > 0 && samples > 0;
+            let validation = validation.as_ref().filter(|_| wanted);
+            let validation = validation.map(|blend| blend.validation(run.seq_length, samples));
+            return RunSamples::new(train.clone(), validation.transpose()?);
+        }
         let samples = run.samples(&input.dataset, seed, batch)?;
         let validation = samples.validation.map(|samples| Box::new(samples) as Box<_>);
-        Ok(RunSamples { train: Box::new(samples.train), validation })
+        RunSamples::new(Arc::new(samples.train), validation)
     }
 
     fn report(
         trainer: &Trainer<Gpt>,
-        dataset: &Dataset,
+        input: &RunInput,
         tokenizer: &Tokenizer,
         outcome: &RunResult,
         sampling: (usize, &StopFlag),
     ) -> Result<()> {
-        closing_report::gpt(trainer, dataset, tokenizer, outcome, sampling)
+        let stream = input.evaluated_stream();
+        closing_report::gpt(trainer, stream, tokenizer, outcome, sampling)
     }
 }
 
@@ -250,10 +332,15 @@ impl TrainedModel for Bert {
 
     fn open(
         args: &TrainArgs,
-        config: &DataConfig,
+        source: &DataSource,
+        _: &OrderLength,
         tokenizer: &Tokenizer,
         warn: impl Fn(&str),
     ) -> Result<RunInput> {
+        let DataSource::Files(config) = source else {
+            let message = "a bert takes sentences of text files: name them by --data";
+            return Err(Error::config("--data-path", message));
+        };
         let (train, validation) = corpus::open_documents(config, tokenizer, warn)?;
         let tokens = |documents: &Documents| documents.token_source(tokenizer.vocab_size());
         let dataset = Dataset {
@@ -266,7 +353,7 @@ impl TrainedModel for Bert {
         let evaluates = args.run.eval_interval != Some(0) && args.run.eval_iters.0 != Some(0);
         let held_out = validation.filter(|_| evaluates);
         let held_out = held_out.map(|held_out| HeldOutPairs::new(held_out, special, length));
-        Ok(RunInput { dataset, pairs: Some((train, held_out.transpose()?)) })
+        Ok(RunInput { dataset, pairs: Some((train, held_out.transpose()?)), blended: None })
     }
 
     fn samples(input: &RunInput, run: &RunConfig, (_, batch): (u64, usize)) -> Result<RunSamples> {
@@ -275,12 +362,12 @@ impl TrainedModel for Bert {
         let samples = run.eval_iters.map_or(u64::MAX, |all| all.saturating_mul(batch as u64));
         let wanted = held_out.filter(|_| run.intervals.eval_interval > 0);
         let validation = wanted.map(|held_out| Box::new(held_out.first(samples)) as Box<_>);
-        Ok(RunSamples { train: Box::new(train), validation })
+        RunSamples::new(Arc::new(train), validation)
     }
 
     fn report(
         _: &Trainer<Bert>,
-        _: &Dataset,
+        _: &RunInput,
         _: &Tokenizer,
         outcome: &RunResult,
         _: (usize, &StopFlag),

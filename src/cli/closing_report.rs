@@ -1,7 +1,7 @@
 //! The lines that `train` prints after the last step, by model.
 
 use ferrotron::Result;
-use ferrotron::models::data::Dataset;
+use ferrotron::models::data::TokenSource;
 use ferrotron::models::entropy::bigram_entropy;
 use ferrotron::models::evaluate::Evaluation;
 use ferrotron::models::gpt::Gpt;
@@ -18,17 +18,18 @@ use super::sample::sample;
 /// time of its own.
 const BIGRAM_TOKENS: u64 = 10_000_000;
 
-/// Prints the validation loss of a GPT beside that of bigrams, and a sample of `sample_length` tokens.
+/// Prints the validation loss of a GPT, beside that of bigrams if the `evaluated` tokens lie one after another, and a sample
+/// of `sample_length` tokens.
 pub fn gpt(
     trainer: &Trainer<Gpt>,
-    dataset: &Dataset,
+    evaluated: Option<&TokenSource>,
     tokenizer: &Tokenizer,
     outcome: &RunResult,
     (sample_length, stop): (usize, &StopFlag),
 ) -> Result<()> {
-    if let (Some(evaluation), Some(source)) = (&outcome.evaluation, &dataset.validation) {
-        let Evaluation { loss, tokens, .. } = *evaluation;
-        output::report(&if tokens < BIGRAM_TOKENS && !stop.is_set() {
+    if let Some(Evaluation { loss, tokens, .. }) = outcome.evaluation.as_ref() {
+        let counted = evaluated.filter(|_| *tokens < BIGRAM_TOKENS && !stop.is_set());
+        output::report(&if let Some(source) = counted {
             // Those that were evaluated, and the one before them.
             let bigrams = bigram_entropy(&source.slice(0..tokens + 1)?.to_vec()?);
             format!("validation loss {loss:.4} (bigrams of the same {tokens} tokens: {bigrams:.4})")

@@ -26,6 +26,15 @@ const SYNONYMS: &[&[&str]] = &[
     &["lr-warmup-iters", "lr-warmup-samples", "lr-warmup-fraction"],
     &["lr-wsd-decay-iters", "lr-wsd-decay-samples"],
     &["valid-fraction", "split"],
+    &[
+        "data",
+        "data-path",
+        "data-args-path",
+        "train-data-path",
+        "valid-data-path",
+        "test-data-path",
+        "per-split-data-args-path",
+    ],
     PRECISION,
 ];
 

@@ -3,6 +3,7 @@
 mod async_saves;
 mod bad_steps;
 mod bert;
+mod blends;
 mod checkpoints;
 mod data_change;
 mod freezing;

@@ -275,7 +275,7 @@ fn a_checkpoint_of_an_earlier_version_keeps_its_width_and_its_split() {
 fn options_of_megatron_train_and_are_remembered_as_ours() {
     let folder = folder_with_text();
     let path = folder.path();
-    let theirs = "--train-data-path text.txt --split 90,5,5 --swiglu --hidden-size 48 --group-query-attention \
+    let theirs = "--data text.txt --split 90,5,5 --swiglu --hidden-size 48 --group-query-attention \
         --num-query-groups 1 --position-embedding-type learned_absolute --most-recent-k 3 --nproc-per-node 2 \
         --use-distributed-optimizer --dtype fp32 --pipeline-schedule 1F1B --profile --profile-step-start 3 \
         --profile-step-end 5 --save run";

@@ -169,6 +169,15 @@ impl Index {
         Ok(start..start + length)
     }
 
+    /// The error of sequences of which the last one begins before the first.
+    pub fn decreasing(&self, sequences: Range<u64>) -> Error {
+        self.wrong(format!(
+            "sequence offsets: sequence {} begins before sequence {}",
+            sequences.end - 1,
+            sequences.start
+        ))
+    }
+
     /// The sequences of a document.
     ///
     /// # Errors
@@ -233,7 +242,8 @@ impl Index {
 }
 
 fn wrong(name: &str, why: &str) -> Error {
-    Error::io("data", format!("'{name}' is no index of Megatron, or is damaged: {why}"))
+    let remedy = "write the pair of .idx and .bin anew, or copy both again";
+    Error::io("data", format!("'{name}' is no index of Megatron, or is damaged: {why}; {remedy}"))
 }
 
 /// `0..count` in ranges of at most [`CHUNK`].

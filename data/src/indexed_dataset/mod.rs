@@ -163,6 +163,19 @@ impl IndexedDataset {
         self.index.sequence(sequence)
     }
 
+    /// The tokens of consecutive sequences, as positions in the `.bin`.
+    pub(crate) fn tokens_of(&self, sequences: Range<u64>) -> Result<Range<u64>> {
+        if sequences.is_empty() {
+            return Ok(0..0);
+        }
+        let start = self.sequence_tokens(sequences.start)?.start;
+        let end = self.sequence_tokens(sequences.end - 1)?.end;
+        match start <= end {
+            true => Ok(start..end),
+            false => Err(self.index.decreasing(sequences)),
+        }
+    }
+
     /// The `.bin`, for messages.
     pub(crate) fn name(&self) -> &str {
         &self.name

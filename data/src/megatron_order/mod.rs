@@ -4,43 +4,36 @@
 //! number of samples, so that a run can be moved over in the middle of an epoch. It is a function of these alone: a run
 //! resumes by its count of consumed samples. As in Megatron, another number of samples makes another order.
 
-mod blend;
 mod indices;
 mod random_state;
 
-use crate::indexed_dataset::IndexedDataset;
-use crate::shard::Shard;
-use crate::source::MAX_OPEN;
-use crate::{Batch, Samples, Split, TokenBatch};
+use crate::blend::order::{BlendOrder, needed, normalized};
+use crate::blend::{Blend, BlendPart};
+use crate::{Batch, Samples, TokenBatch};
 use ferrotron_tensor::{Error, Result};
 use std::ops::Range;
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use blend::Weights;
+use crate::shard::Shard;
 use indices::{Indices, Start};
 
-/// Which samples Megatron would draw.
+/// Which samples Megatron would draw of a blend.
 #[derive(Debug, Clone, PartialEq)]
 pub struct MegatronOrderConfig {
-    /// Indexed data sets with their weights.
-    pub data: Vec<(PathBuf, f64)>,
-    /// The share of each data set's sequences that is for training; the first part of it is taken.
-    pub split: Split,
     /// Tokens of a sample.
     pub seq_length: usize,
     /// Samples of the whole run: steps times the global batch size.
     pub samples: u64,
     /// The seed, of 32 bits as in NumPy.
     pub seed: u32,
-    /// Every token is below this.
-    pub vocab_size: usize,
 }
 
 /// Draws training batches in Megatron-LM's order.
 ///
 /// ```
-/// use ferrotron_data::{IndexedDatasetBuilder, MegatronOrderConfig, MegatronSampler, Split, TokenType};
+/// use ferrotron_data::{
+///     BlendConfig, BlendPaths, BlendedDataset, IndexedDatasetBuilder, MegatronOrderConfig, MegatronSampler, Split, TokenType,
+/// };
 /// # let folder = tempfile::tempdir().unwrap();
 /// let prefix = folder.path().join("my_text_document");
 /// let mut builder = IndexedDatasetBuilder::new(&prefix, TokenType::U16)?;
@@ -50,71 +43,102 @@ pub struct MegatronOrderConfig {
 /// }
 /// builder.finish()?;
 ///
-/// let sampler = MegatronSampler::new(&MegatronOrderConfig {
-///     data: vec![(prefix, 1.0)],
-///     split: Split::valid_fraction(0.2)?, // eight documents for training
-///     seq_length: 4,
-///     samples: 100,
-///     seed: 1234,
-///     vocab_size: 10,
-/// })?;
+/// let paths = BlendPaths::parse("--data-path", &[prefix.display().to_string()])?;
+/// let split = Split::proportions([8.0, 2.0, 0.0])?; // eight documents for training
+/// let dataset = BlendedDataset::open(&BlendConfig::Shared(paths, split), 10)?;
+/// let order = MegatronOrderConfig { seq_length: 4, samples: 100, seed: 1234 };
+/// let sampler = MegatronSampler::new(&dataset.training, &order)?;
 /// let batch = sampler.tokens(40, 2)?; // the samples 40 and 41 of the run
 /// assert!(batch.inputs.iter().all(|&token| token < 8));
 /// # Ok::<(), ferrotron_tensor::Error>(())
 /// ```
 #[derive(Clone)]
 pub struct MegatronSampler {
-    sets: Arc<[IndexedSet]>,
-    /// The set of each sample and its number there, if there are several sets.
-    blend: Option<Arc<[(u16, u32)]>>,
+    sets: Arc<[OrderedSet]>,
+    /// The set of each sample and its number there, unless there is one set without a weight.
+    blend: Option<Arc<BlendOrder>>,
     samples: u64,
     seq_length: usize,
     vocab_size: usize,
 }
 
 /// A data set of a blend, with its order.
-struct IndexedSet {
-    shard: Shard,
+struct OrderedSet {
+    shard: Arc<Shard>,
     indices: Indices,
 }
 
 impl MegatronSampler {
-    /// Opens the data sets and computes the indices: 4 bytes for each sequence of each epoch, and 12 to 20 for each
-    /// sample.
+    /// Computes the indices: 4 bytes for each sequence of each epoch, and 12 to 20 for each sample.
     ///
     /// # Errors
-    /// A data set that is none or is damaged; too few tokens for a sample; weights that are none; more samples or
-    /// sequences than Megatron counts.
-    pub fn new(config: &MegatronOrderConfig) -> Result<MegatronSampler> {
-        if config.seq_length == 0 {
+    /// A damaged index; too few tokens for a sample; more samples than sets without weights have, which are read once; more
+    /// samples or sequences than Megatron counts.
+    pub fn new(blend: &Blend, config: &MegatronOrderConfig) -> Result<MegatronSampler> {
+        let MegatronOrderConfig { seq_length, samples, .. } = *config;
+        if seq_length == 0 {
             return Err(Error::config("data", "--seq-length must be at least 1"));
         }
-        let (weights, single) = (config.data.iter().map(|set| set.1), config.data.len() == 1);
-        let weights = Weights::new(&weights.collect::<Vec<f64>>())?;
-        let needed = match single {
-            true => vec![config.samples],
-            false => weights.needed(config.samples),
+        let shares = blend.weights().map(normalized);
+        let needed: Vec<Option<u64>> = match (&shares, blend.num_sets()) {
+            (None, 1) => vec![Some(samples)],
+            // One epoch of each.
+            (None, sets) => vec![None; sets],
+            (Some(shares), _) => needed(shares, samples).into_iter().map(Some).collect(),
         };
-        let open = |(set, (path, _)): (usize, &(PathBuf, f64))| {
-            let mut opened = IndexedSet::new(path, config, needed[set])
-                .map_err(|error| error.at(&path.display().to_string()))?;
-            if set >= MAX_OPEN {
-                opened.shard.close();
+        let order = |(part, needed): (&BlendPart, Option<u64>)| {
+            OrderedSet::new(part, config, needed).map_err(|error| error.at(&part.name))
+        };
+        let sets = blend.parts().iter().zip(needed).map(order);
+        let sets = sets.collect::<Result<Vec<OrderedSet>>>()?;
+        let sizes: Vec<u64> = sets.iter().map(|set| set.indices.shuffle.len() as u64).collect();
+        let order = match (shares, sizes.len()) {
+            (None, 1) => None,
+            (None, _) => {
+                let all: u64 = sizes.iter().sum();
+                if all < samples {
+                    let message = format!(
+                        "without weights each data set is read once, which makes {all} samples of --seq-length {seq_length}, \
+                         but the run takes {samples}: give weights, or a smaller --train-iters or --train-samples"
+                    );
+                    return Err(Error::config(blend.option(), message));
+                }
+                let sizes: Vec<f64> = sizes.iter().map(|&size| size as f64).collect();
+                Some(BlendOrder::new(normalized(&sizes)))
             }
-            Ok(opened)
+            // Megatron normalizes them twice.
+            (Some(shares), _) => Some(BlendOrder::new(normalized(&shares))),
         };
-        let sets: Result<Vec<IndexedSet>> = config.data.iter().enumerate().map(open).collect();
-        let sets = sets?;
-        if sets.is_empty() {
-            return Err(Error::config("data", "no data set given"));
+        if let Some(order) = &order {
+            let taken = order.taken(samples);
+            if let Some(set) = (0..sizes.len()).find(|&set| taken[set] > sizes[set]) {
+                let message = format!(
+                    "the blend takes {} samples of '{}', which has {}: Megatron refuses that too",
+                    taken[set],
+                    blend.parts()[set].name,
+                    sizes[set]
+                );
+                return Err(Error::value("data", message));
+            }
         }
-        let blend = (!single).then(|| weights.order(config.samples).into());
-        let samples = match single {
-            true => sets[0].indices.shuffle.len() as u64,
-            false => config.samples,
-        };
-        let (seq_length, vocab_size) = (config.seq_length, config.vocab_size);
+        let samples = if order.is_none() { sizes[0] } else { samples };
+        let (blend, vocab_size) = (order.map(Arc::new), blend.vocab_size());
         Ok(MegatronSampler { sets: sets.into(), blend, samples, seq_length, vocab_size })
+    }
+
+    /// A CRC-32 of weights and of the shuffled sequences and samples of each set: runs that differ in it have different
+    /// orders.
+    pub fn crc32(&self) -> u32 {
+        let mut hasher = crc32fast::Hasher::new();
+        let weights = self.blend.iter().flat_map(|blend| blend.weights());
+        weights.for_each(|weight| hasher.update(&weight.to_le_bytes()));
+        for Indices { documents, shuffle, .. } in self.sets.iter().map(|set| &set.indices) {
+            for words in documents.chunks(1 << 14).chain(shuffle.chunks(1 << 14)) {
+                let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+                hasher.update(&bytes);
+            }
+        }
+        hasher.finalize()
     }
 
     /// The samples `first_sample` to `first_sample + micro_batch - 1` of the run, as rows of tokens.
@@ -126,18 +150,19 @@ impl MegatronSampler {
         let mut tokens = vec![0; self.seq_length + 1];
         for row in 0..micro_batch {
             let sample = first_sample + row as u64;
-            if sample >= self.samples {
+            let place = match &self.blend {
+                _ if sample >= self.samples => None,
+                Some(blend) => blend.at(sample),
+                None => Some((0, sample)),
+            };
+            let Some((set, sample)) = place else {
                 let message = format!(
                     "sample {sample} is not among the {} that Megatron's order was made for: it depends on their number",
                     self.samples
                 );
                 return Err(Error::value("data", message));
-            }
-            let (set, sample) = match &self.blend {
-                Some(blend) => blend[sample as usize],
-                None => (0, sample as u32),
             };
-            self.sets[set as usize].read(sample, &mut tokens, self.vocab_size)?;
+            self.sets[set].read(sample, &mut tokens, self.vocab_size)?;
             batch.fill(row, &tokens);
         }
         Ok(batch)
@@ -154,24 +179,28 @@ impl Samples for MegatronSampler {
     }
 }
 
-impl IndexedSet {
-    fn new(path: &Path, config: &MegatronOrderConfig, samples: u64) -> Result<IndexedSet> {
-        let dataset = IndexedDataset::open(path)?;
+impl OrderedSet {
+    fn new(
+        part: &BlendPart,
+        config: &MegatronOrderConfig,
+        samples: Option<u64>,
+    ) -> Result<OrderedSet> {
+        let dataset = part.shard.dataset()?;
         dataset.check()?;
-        let [training, _, _] = config.split.sequences(dataset.num_sequences());
-        let lengths = dataset.sequence_lengths(training.clone())?;
-        let indices =
-            Indices::new(&lengths, training, config.seq_length, Some(samples), config.seed)?;
-        Ok(IndexedSet { shard: Shard::indexed(dataset)?, indices })
+        let lengths = dataset.sequence_lengths(part.sequences.clone())?;
+        let (seq_length, sequences) = (config.seq_length, part.sequences.clone());
+        let indices = Indices::new(&lengths, sequences, seq_length, samples, config.seed)?;
+        Ok(OrderedSet { shard: part.shard.clone(), indices })
     }
 
     /// Fills `tokens` with sample number `sample` of this set.
-    fn read(&self, sample: u32, tokens: &mut [u32], vocab_size: usize) -> Result<()> {
+    fn read(&self, sample: u64, tokens: &mut [u32], vocab_size: usize) -> Result<()> {
         let Indices { documents, starts, shuffle } = &self.indices;
         let Start { position, offset } = starts[shuffle[sample as usize] as usize];
         let (mut position, mut offset, mut rest) = (position as usize, u64::from(offset), tokens);
+        let dataset = self.shard.dataset()?;
         while !rest.is_empty() {
-            let sequence: Range<u64> = self.shard.sequence(documents[position].into())?;
+            let sequence: Range<u64> = dataset.sequence_tokens(documents[position].into())?;
             let here = rest.len().min((sequence.end - sequence.start - offset) as usize);
             let (part, later) = rest.split_at_mut(here);
             self.shard.read(sequence.start + offset, part, vocab_size)?;

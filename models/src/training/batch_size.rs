@@ -183,6 +183,13 @@ impl BatchSize {
         self.global_batch_size(consumed) / (self.micro_batch_size * self.data_parallel)
     }
 
+    /// The first sample and the number of samples of each micro-batch of rank `data_parallel_rank`, in the update that
+    /// starts after `consumed` samples.
+    pub fn batches(&self, consumed: u64, data_parallel_rank: usize) -> Vec<(u64, usize)> {
+        let first = |i| self.first_sample(consumed, i, data_parallel_rank);
+        (0..self.microbatches(consumed)).map(|i| (first(i), self.micro_batch_size)).collect()
+    }
+
     /// All numbers of micro-batches that updates of the run may have.
     pub fn all_microbatches(&self) -> impl Iterator<Item = usize> {
         let unit = self.micro_batch_size * self.data_parallel;

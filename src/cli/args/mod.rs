@@ -1,6 +1,7 @@
 //! Groups of options, which subcommands share.
 
 pub(super) mod bert;
+pub(super) mod data;
 pub(super) mod device;
 pub(super) mod learning_rate;
 pub(super) mod model;

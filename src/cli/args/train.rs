@@ -3,17 +3,15 @@
 use clap::Args;
 use ferrotron::models::batch_size::{BatchSize, BatchSizeConfig, Rampup};
 use ferrotron::models::checkpoint::TrainState;
-use ferrotron::models::data::{DataChange, DataConfig, Split};
 use ferrotron::models::run::Intervals;
-use ferrotron::models::tokenizer::{Tokenizer, TokenizerChoice};
 use ferrotron::models::trainer::{
     BadStepConfig, ExecutionMode, OnBadStep, ParallelConfig, PrecisionConfig, SaveMode,
     ScheduleUnit, TrainerConfig,
 };
 use ferrotron::nn::ParamPatterns;
 use ferrotron::{Error, Result};
-use std::path::PathBuf;
 
+use crate::cli::args::data::DataArgs;
 use crate::cli::args::device::{DeviceArgs, ExecutionArgs};
 use crate::cli::args::learning_rate::LearningRateArgs;
 use crate::cli::args::model::ModelArgs;
@@ -22,7 +20,6 @@ use crate::cli::args::optimizer::OptimizerArgs;
 use crate::cli::args::parallel::ParallelArgs;
 use crate::cli::args::precision::PrecisionArgs;
 use crate::cli::args::run::RunArgs;
-use crate::cli::options::Options;
 use crate::cli::options::spellings::SpellingArgs;
 
 #[derive(Debug, Clone, Args)]
@@ -79,113 +76,6 @@ impl TrainArgs {
 fn steps(typed: Option<u64>, default: u64, parallel: &ParallelConfig) -> u64 {
     let every = parallel.data_parallel.synchronize_every as u64;
     typed.unwrap_or(default.next_multiple_of(every))
-}
-
-#[derive(Debug, Clone, Args)]
-#[command(next_help_heading = "Data")]
-pub struct DataArgs {
-    /// Text, nanoGPT .bin, llm.c shards or Megatron's PREFIX.idx and .bin; several files, or those of a folder, are one
-    /// stream [default: a small corpus that the program carries]
-    #[arg(long, aliases = ["data-path", "train-data-path"], value_name = "PATH", num_args = 1..)]
-    pub data: Vec<PathBuf>,
-    /// Files for validation [default: the last part of the data]
-    #[arg(long, alias = "valid-data-path", value_name = "PATH", num_args = 1..)]
-    pub valid_data: Vec<PathBuf>,
-    #[command(flatten)]
-    pub split: SplitArgs,
-    /// Resume although data, split or tokenizer are not those of the run. From the next sample on, the order is that of
-    /// the new data, which the next checkpoint records
-    #[arg(long, requires = "load")]
-    pub allow_data_change: bool,
-    /// Tokenizer: byte, char, gpt2, or the path of a Hugging Face tokenizer.json or of BERT's vocab.txt
-    #[arg(long, value_name = "TOKENIZER", default_value = "char")]
-    pub tokenizer: String,
-    /// Number of token ids of token files, which then need no tokenizer [default: the tokenizer's]
-    #[arg(long, value_name = "N")]
-    pub vocab_size: Option<usize>,
-}
-
-/// The part of the data to hold out, given in one of two ways.
-#[derive(Debug, Clone, Args)]
-pub struct SplitArgs {
-    /// Fraction of the tokens, at the end, that is held out for validation; 0 trains on all [default: 0.1]
-    #[arg(long, value_name = "SHARE", conflicts_with = "split")]
-    valid_fraction: Option<f64>,
-    /// The split as proportions for training, validation and testing, such as 90,5,5; nothing reads the last part
-    #[arg(long, value_name = "TRAIN,VALID,TEST", num_args = 1.., value_delimiter = ',', value_parser = proportion)]
-    split: Option<Vec<f64>>,
-}
-
-fn proportion(text: &str) -> std::result::Result<f64, std::num::ParseFloatError> {
-    text.trim().parse()
-}
-
-impl SplitArgs {
-    /// Reads the options of a run.
-    pub fn from_options(options: &Options) -> SplitArgs {
-        let numbers = |name: &str| {
-            options.values(name).iter().map(|text| text.parse().ok()).collect::<Option<Vec<f64>>>()
-        };
-        SplitArgs {
-            valid_fraction: numbers("valid-fraction").and_then(|found| found.first().copied()),
-            split: numbers("split").filter(|found| !found.is_empty()),
-        }
-    }
-
-    /// Errors for a fraction or proportions that are none.
-    pub fn split(&self) -> Result<Split> {
-        match (self.split.as_deref(), self.valid_fraction) {
-            (Some(&[train, validation]), _) => Split::proportions([train, validation, 0.0]),
-            (Some(&[train, validation, test]), _) => Split::proportions([train, validation, test]),
-            (Some(parts), _) => {
-                let count = parts.len();
-                let mut message = format!(
-                    "takes proportions for training, validation and testing, such as 90,5,5, got {count} of them"
-                );
-                if let [share] = parts {
-                    message += &format!(": for a fraction give --valid-fraction {share}");
-                }
-                Err(Error::config("--split", message))
-            }
-            (None, Some(fraction)) => Split::valid_fraction(fraction),
-            (None, None) => Ok(Split::default()),
-        }
-    }
-}
-
-impl DataArgs {
-    /// Errors as [`SplitArgs::split`].
-    pub fn config(&self) -> Result<DataConfig> {
-        Ok(DataConfig {
-            data: self.data.clone(),
-            validation_data: self.valid_data.clone(),
-            split: self.split.split()?,
-        })
-    }
-
-    pub fn change(&self) -> DataChange {
-        if self.allow_data_change { DataChange::Allowed } else { DataChange::Refused }
-    }
-
-    /// The tokenizer of a new run. `training_text` is called only if the vocabulary depends on it.
-    ///
-    /// # Errors
-    /// No token ids; a number of them beside a tokenizer; what [`TokenizerChoice::build`] refuses.
-    pub fn tokenizer(&self, training_text: impl FnOnce() -> Result<String>) -> Result<Tokenizer> {
-        let choice: TokenizerChoice = self.tokenizer.parse()?;
-        let refuse = |message: String| Err(Error::config("--vocab-size", message));
-        match self.vocab_size {
-            None => choice.build(training_text),
-            Some(0) => refuse("must be positive, got 0".into()),
-            Some(_) if self.data.is_empty() => {
-                refuse("needs --data with files of tokens: the built-in corpus is text".into())
-            }
-            Some(size) if choice == TokenizerChoice::Char => Ok(Tokenizer::Null(size)),
-            Some(size) => refuse(format!(
-                "{size} and --tokenizer {choice} both say how many token ids there are: leave one of them out"
-            )),
-        }
-    }
 }
 
 #[derive(Debug, Clone, Args)]
@@ -306,6 +196,21 @@ impl OptimizationArgs {
     fn frozen(&self) -> Result<ParamPatterns> {
         ParamPatterns::new(&self.freeze_parameters)
             .map_err(|error| Error::config("--freeze-parameters", error.context()))
+    }
+
+    /// The samples of a whole run of `train_iters` steps, as Megatron-LM counts them.
+    ///
+    /// # Errors
+    /// Steps whose batch grows: only samples are counted then.
+    pub fn samples(&self, train_iters: u64, full_batch_size: usize) -> Result<u64> {
+        match self.train_samples {
+            Some(samples) => Ok(samples),
+            None if self.rampup_batch_size.is_some() => Err(Error::config(
+                "--rampup-batch-size",
+                "with --data-order megatron needs --train-samples, on which that order depends",
+            )),
+            None => Ok(train_iters.saturating_mul(full_batch_size as u64)),
+        }
     }
 
     fn train_iters(&self, parallel: &ParallelConfig) -> u64 {

@@ -4,7 +4,7 @@ mod args;
 mod bert;
 
 use ferrotron::models::batch_size::{BatchSize, BatchSizeConfig};
-use ferrotron::models::data::{TokenSource, Validation};
+use ferrotron::models::data::{BlendedDataset, TokenSource, Validation};
 use ferrotron::models::evaluate::{Evaluation, LocalModel, evaluate};
 use ferrotron::models::finite::first_not_finite;
 use ferrotron::models::gpt::Gpt;
@@ -18,6 +18,7 @@ use std::process::ExitCode;
 
 pub use args::EvalArgs;
 
+use crate::cli::args::data::DataSource;
 use crate::cli::corpus;
 use crate::cli::definition::Definition;
 use crate::cli::loaded::{Loaded, is_bert, named_or_newest};
@@ -42,8 +43,14 @@ pub fn eval(args: &EvalArgs, definition: &Definition) -> Result<ExitCode> {
     let (saved, _) = saved.unwrap_or_default();
     let seq_length = args.sequence_length(loaded.model.config().max_position_embeddings)?;
     let is_run = loaded.checkpoint.as_ref().is_some_and(|checkpoint| !checkpoint.run().is_null());
-    let (config, origin) = args.data_config(&saved, is_run)?;
-    let dataset = corpus::open(&config, &tokenizer, output::note).at(origin)?;
+    let (source, origin) = args.data_config(&saved, is_run)?;
+    let dataset = match source {
+        DataSource::Files(config) => corpus::open(&config, &tokenizer, output::note),
+        DataSource::Sets(config) => {
+            BlendedDataset::open(&config, tokenizer.vocab_size()).map(|sets| sets.streams())
+        }
+    };
+    let dataset = dataset.at(origin)?;
     let source =
         if args.valid_fraction == Some(1.0) { Some(dataset.train) } else { dataset.validation };
     let source = source.ok_or_else(|| {

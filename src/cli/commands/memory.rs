@@ -102,7 +102,7 @@ fn vocab_size<M: TrainedModel>(
     imported: Option<&Path>,
 ) -> Result<usize> {
     let train = &args.train;
-    let unsaid = train.data.data.is_empty() && train.data.tokenizer == "char";
+    let unsaid = train.data.is_built_in() && train.data.tokenizer == "char";
     match train.data.vocab_size {
         Some(0) => Err(Error::config("--vocab-size", "must be positive, got 0")),
         Some(size) => M::vocab_size(&Tokenizer::Null(size)),

@@ -17,7 +17,8 @@ use ferrotron::{Error, Result};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use crate::cli::architecture::{RunInput, TrainedModel};
+use crate::cli::architecture::{OrderLength, RunInput, TrainedModel};
+use crate::cli::args::data::DataOrder;
 use crate::cli::args::device::DeviceChoice;
 use crate::cli::args::model::Architecture;
 use crate::cli::args::run::RunArgs;
@@ -144,6 +145,7 @@ impl<M: TrainedModel> PreparedRun<M> {
         let Configuration { args, options, imported, .. } = &configuration;
         let check = || {
             other_optimizers::check(options)?;
+            args.data.source()?;
             let job = ProcessRole::new(&args.parallel, rank.cloned())?;
             args.run.validate()?;
             args.device.dtype()?;
@@ -177,6 +179,18 @@ impl<M: TrainedModel> PreparedRun<M> {
         Ok(PreparedRun { configuration, job, resumed, tokenizer, run, stages, intervals })
     }
 
+    /// The samples of the whole run, if their order depends on the number.
+    fn samples(&self) -> Result<Option<u64>> {
+        let args = &self.configuration.args;
+        let full = self.run.trainer.batch_size.full_batch_size();
+        match args.data.data_order {
+            DataOrder::Computed => Ok(None),
+            DataOrder::Megatron => {
+                args.optimization.samples(self.intervals.train_iters, full).map(Some)
+            }
+        }
+    }
+
     /// Opens the data, and compares it with that of the checkpoint.
     fn data(&self) -> Result<Data> {
         let Configuration { args, options, .. } = &self.configuration;
@@ -187,15 +201,18 @@ impl<M: TrainedModel> PreparedRun<M> {
             }
         };
         let open = || {
-            let config = args.data.config()?;
-            let origin =
-                if config.data.is_empty() { DataOrigin::BuiltIn } else { DataOrigin::Files };
-            let input = M::open(args, &config, &self.tokenizer, warn);
+            let origin = match args.data.is_built_in() {
+                true => DataOrigin::BuiltIn,
+                false => DataOrigin::Files,
+            };
+            let order = OrderLength { samples: self.samples()?, seed: args.optimization.seed };
+            let input = M::open(args, &args.data.source()?, &order, &self.tokenizer, warn);
             let input = input.map_err(|error| match (origin, &self.resumed) {
                 (DataOrigin::BuiltIn, Some(_)) => corpus::not_encoded(&error),
                 _ => error,
             })?;
-            let fingerprint = DataFingerprint::new(&input.dataset, &self.tokenizer)?;
+            let fingerprint = DataFingerprint::new(&input.dataset, &self.tokenizer)?
+                .with_order(input.order_crc32());
             if let Some(checkpoint) = &self.resumed {
                 fingerprint.check(&checkpoint.progress().extra, args.data.change(), origin)?;
             }
@@ -256,7 +273,7 @@ impl<M: TrainedModel> PreparedRun<M> {
         let outcome = outcome?;
         if first {
             let sampling = (args.run.sample_length(), &stop);
-            M::report(&trainer, &input.dataset, &tokenizer, &outcome, sampling)?;
+            M::report(&trainer, input, &tokenizer, &outcome, sampling)?;
         }
         // All steps may be taken, and something behind them left out.
         Ok(match outcome.stop_reason {
@@ -268,13 +285,6 @@ impl<M: TrainedModel> PreparedRun<M> {
 }
 
 pub fn open_tokenizer(args: &TrainArgs, resumed: Option<&Checkpoint>) -> Result<Tokenizer> {
-    let embedded = args.data.data.is_empty();
-    if embedded && !args.data.valid_data.is_empty() {
-        return Err(Error::config(
-            "--valid-data",
-            "needs --data: the built-in corpus brings its own validation part",
-        ));
-    }
     match resumed.and_then(Checkpoint::tokenizer) {
         Some(tokenizer) => match args.data.vocab_size {
             Some(size) if size != tokenizer.vocab_size() => {
@@ -284,9 +294,7 @@ pub fn open_tokenizer(args: &TrainArgs, resumed: Option<&Checkpoint>) -> Result<
             }
             _ => Ok(tokenizer.clone()),
         },
-        None => args
-            .data
-            .tokenizer(|| if embedded { Ok(corpus::text()) } else { args.data.config()?.text() }),
+        None => args.data.tokenizer(corpus::text),
     }
 }
 

@@ -91,10 +91,32 @@ fn meaningless_in(dtype: DType) -> &'static [&'static str] {
 const DEFAULT_TOKENIZER: &str = "char";
 
 /// Files that a run reads.
-const INPUTS: &[&str] = &["data", "valid-data", "tokenizer"];
+const INPUTS: &[&str] = &[
+    "data",
+    "data-path",
+    "data-args-path",
+    "train-data-path",
+    "valid-data-path",
+    "test-data-path",
+    "per-split-data-args-path",
+    "valid-data",
+    "tokenizer",
+];
 
 /// Options whose values are paths.
-const PATHS: &[&str] = &["data", "valid-data", "load", "save", "metrics", "trace"];
+const PATHS: &[&str] = &[
+    "data",
+    "data-args-path",
+    "per-split-data-args-path",
+    "valid-data",
+    "load",
+    "save",
+    "metrics",
+    "trace",
+];
+
+/// Options whose values are paths and the weights of them.
+const BLENDS: &[&str] = &["data-path", "train-data-path", "valid-data-path", "test-data-path"];
 
 /// The options of a run that the next checkpoint remembers. Paths become absolute, so that the run resumes from any
 /// folder.
@@ -117,7 +139,8 @@ pub fn of_options(options: &Options) -> Map<String, Value> {
 /// have their own targets of one.
 pub fn canonical(name: &str, text: &str) -> String {
     let tokenizer = || name == "tokenizer" && matches!(text.parse(), Ok(TokenizerChoice::File(_)));
-    if !PATHS.contains(&name) && !tokenizer() {
+    let in_blend = || BLENDS.contains(&name) && text.parse::<f64>().is_err();
+    if !PATHS.contains(&name) && !in_blend() && !tokenizer() {
         return text.to_string();
     }
     let absolute = std::path::absolute(text);

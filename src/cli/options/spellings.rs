@@ -206,9 +206,7 @@ mod tests {
     #[test]
     fn each_spelling_becomes_the_option_of_this_program() {
         for (theirs, ours) in [
-            (json!({ "data_path": ["a", "b"] }), "--data a b"),
-            (json!({ "train-data-path": "a" }), "--data=a"),
-            (json!({ "valid-data-path": "a" }), "--valid-data=a"),
+            (json!({ "data_path": ["3", "a"] }), "--data-path 3 a"),
             (json!({ "most-recent-k": 3 }), "--save-retain=3"),
             (json!({ "nproc-per-node": 4 }), "--nproc=4"),
             (json!({ "use-distributed-optimizer": true }), "--zero-stage=1"),
@@ -251,7 +249,10 @@ mod tests {
     #[test]
     fn what_contradicts_or_has_no_counterpart_is_refused() {
         for (theirs, part) in [
-            (json!({ "data": "a", "data-path": "b" }), "'data-path' states --data once more"),
+            (
+                json!({ "most-recent-k": 2, "save-retain": 1 }),
+                "'save-retain' states --save-retain once more",
+            ),
             (
                 json!({ "use-distributed-optimizer": true, "zero-stage": 0 }),
                 "--use-distributed-optimizer asks for --zero-stage 1, but --zero-stage 0 is given",

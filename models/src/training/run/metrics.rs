@@ -45,6 +45,8 @@ pub struct Metrics {
     pub tokens: u64,
     /// Duration of the step.
     pub step_ms: f64,
+    /// The part of it in which the first rank waited for samples.
+    pub data_wait_ms: f64,
     /// Tokens per second.
     pub tokens_per_s: f64,
     /// 10^12 floating-point operations per second.
@@ -83,6 +85,7 @@ impl Metrics {
             rewound_to: report.rewound_to,
             tokens: report.tokens,
             step_ms: report.seconds * 1e3,
+            data_wait_ms: report.data_seconds * 1e3,
             tokens_per_s,
             tflops: M::flops(trainer.model(), report.tokens, seq_length) / report.seconds / 1e12,
             mem_peak_bytes: RankMemory::from_device(device).total_bytes,
@@ -260,6 +263,7 @@ mod tests {
             rewound_to: None,
             tokens: 8,
             step_ms: 1.0,
+            data_wait_ms: 0.0,
             tokens_per_s: 8e3,
             tflops: 1.0,
             mem_peak_bytes: 1,

@@ -33,6 +33,8 @@ pub struct StepReport {
     pub tokens: u64,
     /// Duration in seconds; the mean if several steps were read together.
     pub seconds: f64,
+    /// Seconds that this rank has waited for samples.
+    pub data_seconds: f64,
 }
 
 /// Number of steps whose results a GPU keeps. When it is reached, they are read.
@@ -54,6 +56,8 @@ pub(super) struct InFlightStep {
     pub loss_scale: f64,
     pub tokens: u64,
     pub started: Instant,
+    /// Seconds until the samples were there.
+    pub data_seconds: f64,
     /// The reduction of loss terms to means.
     pub loss: LossReduction,
     /// The sums of several loss terms, in device memory.
@@ -171,5 +175,6 @@ fn report(given: &InFlightStep, loss: f64, grad_norm: f64) -> Result<StepReport>
         rewound_to: None,
         tokens: given.tokens,
         seconds: given.started.elapsed().as_secs_f64(),
+        data_seconds: given.data_seconds,
     })
 }

@@ -20,6 +20,8 @@ use crate::training::stage::StageModel;
 /// A rank's samples of a step, and what is known of the step before any device work.
 struct StepBatch {
     batches: Vec<Batch>,
+    /// Seconds until they were there.
+    data_seconds: f64,
     /// Samples of all ranks.
     global_batch_size: usize,
     pass: Context,
@@ -102,7 +104,7 @@ impl<M: Model> Trainer<M> {
     fn train_step(&mut self, samples: &dyn Samples, started: Instant) -> Result<()> {
         // This rank's samples, and the number of elements of each loss term over all ranks.
         let batch = self.next_batch(samples)?;
-        let step = self.in_flight(&batch, samples, started);
+        let step = self.in_flight(&batch, started);
         // Step number and learning rate, where the optimizer's kernels read them.
         self.write_step_params()?;
         let graph = self.captures_steps();
@@ -164,18 +166,18 @@ impl<M: Model> Trainer<M> {
         Ok(Outcome::Bad)
     }
 
-    /// Fetches this rank's samples of the next global batch, and counts the elements of its loss terms. They are
-    /// counted before the first forward, so that the scale of gradients does not depend on the layout.
+    /// Fetches this rank's samples of the next global batch and announces those behind it. Counts the elements of the loss
+    /// terms before the first forward, so that the scale of gradients does not depend on the layout.
     fn next_batch(&self, samples: &dyn Samples) -> Result<StepBatch> {
         let consumed = self.progress.consumed_samples;
         let sizes = self.config.batch_size;
         let data = self.mesh.axis(Axis::Data);
-        let batches = (0..sizes.microbatches(consumed))
-            .map(|i| {
-                samples
-                    .batch(sizes.first_sample(consumed, i, data.rank()), sizes.micro_batch_size())
-            })
-            .collect::<Result<Vec<Batch>>>()?;
+        let (own, reading) = (sizes.batches(consumed, data.rank()), Instant::now());
+        let batches: Result<Vec<Batch>> =
+            own.iter().map(|&(first, count)| samples.batch(first, count)).collect();
+        let (batches, data_seconds) = (batches?, reading.elapsed().as_secs_f64());
+        let global_batch_size = sizes.global_batch_size(consumed);
+        samples.prefetch(&sizes.batches(consumed + global_batch_size as u64, data.rank()));
         let counts = LossCounts::new::<M>(&self.model, &batches)?;
         let ranks = self.data_parallel.loss_ranks();
         let own = counts.sum(|count| ranks.sum(&self.host, count))?;
@@ -185,10 +187,10 @@ impl<M: Model> Trainer<M> {
         };
         let loss_scale = self.loss_scaler.scale();
         let (seed, length) = (self.config.seed, samples.seq_length());
-        let global_batch_size = sizes.global_batch_size(consumed);
         let pass = Context::new(seed, self.progress.step, Mode::Train, global_batch_size, length);
         Ok(StepBatch {
             batches,
+            data_seconds,
             global_batch_size,
             pass,
             loss: LossReduction::new(&own, &all, loss_scale),
@@ -197,17 +199,13 @@ impl<M: Model> Trainer<M> {
     }
 
     /// The host's record of the step.
-    fn in_flight(
-        &self,
-        batch: &StepBatch,
-        samples: &dyn Samples,
-        started: Instant,
-    ) -> InFlightStep {
+    fn in_flight(&self, batch: &StepBatch, started: Instant) -> InFlightStep {
         InFlightStep {
             lr: self.optimizer.numbers(&self.step_config()).lr,
             loss_scale: batch.loss_scale,
-            tokens: (batch.global_batch_size * samples.seq_length()) as u64,
+            tokens: (batch.global_batch_size * batch.pass.sequence.global) as u64,
             started,
+            data_seconds: batch.data_seconds,
             loss: batch.loss.clone(),
             sums: None,
             before: self.progress.clone(),

@@ -5,8 +5,8 @@ use ferrotron::models::data::{DataConfig, Split};
 use ferrotron::{Error, Result};
 use std::path::PathBuf;
 
+use crate::cli::args::data::{DataArgs, DataSource, SplitArgs};
 use crate::cli::args::device::DeviceArgs;
-use crate::cli::args::train::SplitArgs;
 use crate::cli::options::Options;
 
 #[derive(Debug, Args)]
@@ -54,7 +54,16 @@ impl EvalArgs {
         &self,
         saved: &Options,
         is_run: bool,
-    ) -> Result<(DataConfig, &'static str)> {
+    ) -> Result<(DataSource, &'static str)> {
+        if self.data.is_empty()
+            && let source @ DataSource::Sets(_) = DataArgs::from_options(saved).source()?
+        {
+            if self.valid_fraction.is_some() {
+                let message = "the run has data sets with parts of their own: leave it out, or name data by --data";
+                return Err(Error::config("--valid-fraction", message));
+            }
+            return Ok((source, "--data-path of the run"));
+        }
         let data = if self.data.is_empty() {
             if !is_run {
                 let message = "must be given: --load names no run, which would name its data";
@@ -81,6 +90,6 @@ impl EvalArgs {
             false => Vec::new(),
         };
         let origin = if self.data.is_empty() { "--data of the run" } else { "" };
-        Ok((DataConfig { data, validation_data, split }, origin))
+        Ok((DataSource::Files(DataConfig { data, validation_data, split }), origin))
     }
 }

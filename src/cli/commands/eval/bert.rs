@@ -14,6 +14,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use super::args::EvalArgs;
+use crate::cli::args::data::DataSource;
 use crate::cli::closing_report::masked_tokens_line;
 use crate::cli::definition::Definition;
 use crate::cli::loaded::{Loaded, check_vocab_size};
@@ -34,7 +35,10 @@ pub fn eval(args: &EvalArgs, path: &Path, definition: &Definition) -> Result<Exi
     let (saved, _) = saved.transpose()?.unwrap_or_default();
     let is_run = checkpoint.as_ref().is_some_and(|found| !found.run().is_null());
     let seq_length = args.sequence_length(bert.config().max_position_embeddings)?;
-    let (config, origin) = args.data_config(&saved, is_run)?;
+    let (source, origin) = args.data_config(&saved, is_run)?;
+    let DataSource::Files(config) = source else {
+        return Err(Error::config("--data", "a bert takes sentences of text files"));
+    };
     let (train, validation) =
         corpus::open_documents(&config, tokenizer, output::note).at(origin)?;
     let whole = args.valid_fraction == Some(1.0);
