@@ -27,6 +27,7 @@ pub struct Batch {
     pub seq_length: usize,
     arrays: Vec<BatchArray>,
     key_lengths: Option<Vec<usize>>,
+    documents: Option<Vec<Vec<usize>>>,
 }
 
 /// One array of a batch.
@@ -106,7 +107,9 @@ array_element!(f32, F32);
 impl Batch {
     /// A batch without arrays.
     pub fn new(first_sample: u64, micro_batch: usize, seq_length: usize) -> Batch {
-        Batch { first_sample, micro_batch, seq_length, arrays: Vec::new(), key_lengths: None }
+        let arrays = Vec::new();
+        let (key_lengths, documents) = (None, None);
+        Batch { first_sample, micro_batch, seq_length, arrays, key_lengths, documents }
     }
 
     /// Adds an array that every rank along the context axis has whole.
@@ -185,6 +188,30 @@ impl Batch {
         self.key_lengths.as_deref()
     }
 
+    /// Tells attention that samples are packed documents: `boundaries[b]` (`cu_seqlens`) begins with 0 and holds the end of
+    /// each document of sample b, as for `Context::with_documents`.
+    ///
+    /// # Errors
+    /// Boundaries of another number of samples, or that do not ascend from 0 to the number of positions.
+    pub fn with_documents(self, boundaries: Vec<Vec<usize>>) -> Result<Batch> {
+        let (samples, positions) = (self.micro_batch, self.seq_length);
+        let fits = |ends: &Vec<usize>| {
+            ends.first() == Some(&0) && ends.is_sorted() && ends.last() == Some(&positions)
+        };
+        if boundaries.len() != samples || !boundaries.iter().all(fits) {
+            let message = format!(
+                "document boundaries {boundaries:?} do not ascend from 0 to {positions} in each of {samples} samples"
+            );
+            return Err(Error::shape("batch", message));
+        }
+        Ok(Batch { documents: Some(boundaries), ..self })
+    }
+
+    /// The boundaries of the documents of each sample, if attention keeps them apart.
+    pub fn documents(&self) -> Option<&[Vec<usize>]> {
+        self.documents.as_deref()
+    }
+
     /// The arrays, in the order in which they were added.
     pub fn arrays(&self) -> &[BatchArray] {
         &self.arrays
@@ -224,6 +251,8 @@ pub struct TokenBatch {
 impl TokenBatch {
     /// Name of the token ids in a [`Batch`].
     pub const INPUTS: &str = "inputs";
+    /// Name of the positions of the tokens in a [`Batch`], (micro_batch, seq_length), where they do not count through.
+    pub const POSITIONS: &str = "positions";
     /// Name of the next tokens in a [`Batch`].
     pub const TARGETS: &str = "targets";
 
@@ -299,6 +328,15 @@ mod tests {
             let error = refused(batch().unwrap().with_key_lengths(lengths.clone()));
             let message = "are not of 2 samples of at most 4 positions";
             assert_eq!(error, format!("batch: key lengths {lengths:?} {message}"));
+        }
+        for ends in [
+            vec![],
+            vec![vec![0, 4]; 3],
+            vec![vec![0, 4], vec![0, 3]],
+            vec![vec![1, 4], vec![0, 4]],
+        ] {
+            let error = refused(batch().unwrap().with_documents(ends));
+            assert!(error.ends_with("do not ascend from 0 to 4 in each of 2 samples"), "{error}");
         }
         let error = batch().unwrap().get::<f32>("labels").unwrap_err().to_string();
         assert_eq!(error, "batch: no array 'labels' of this type among labels");

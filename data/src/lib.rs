@@ -34,6 +34,7 @@
 mod batch;
 mod blend;
 mod dataset;
+mod document_samples;
 mod documents;
 pub mod entropy;
 mod fingerprint;
@@ -57,6 +58,7 @@ mod validation;
 pub use batch::{ArrayElement, ArrayValues, Batch, BatchArray, IGNORE, TokenBatch, num_valid};
 pub use blend::{Blend, BlendConfig, BlendPaths, BlendedDataset};
 pub use dataset::{DataConfig, Dataset};
+pub use document_samples::{DocumentConfig, DocumentSamples};
 pub use documents::Documents;
 pub use fingerprint::{DataChange, DataFingerprint, DataOrigin, tokens_in_words};
 pub use generated::GeneratedSamples;

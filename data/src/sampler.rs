@@ -18,6 +18,7 @@
 
 use super::{Batch, Permutation, TokenBatch, TokenSource};
 use ferrotron_tensor::{Error, RandomKey, Result};
+use std::sync::Arc;
 
 /// The source of training samples, by number.
 pub trait Samples: Send + Sync {
@@ -30,6 +31,44 @@ pub trait Samples: Send + Sync {
     /// Announces the batches that come next, each as its first sample and its number of samples, and that those announced
     /// before do not. Samples that are read by the caller ignore it.
     fn prefetch(&self, _batches: &[(u64, usize)]) {}
+}
+
+impl<S: Samples + ?Sized> Samples for Arc<S> {
+    fn batch(&self, first_sample: u64, micro_batch: usize) -> Result<Batch> {
+        (**self).batch(first_sample, micro_batch)
+    }
+
+    fn seq_length(&self) -> usize {
+        (**self).seq_length()
+    }
+
+    fn prefetch(&self, batches: &[(u64, usize)]) {
+        (**self).prefetch(batches);
+    }
+}
+
+impl<S: Samples + ?Sized> Samples for Box<S> {
+    fn batch(&self, first_sample: u64, micro_batch: usize) -> Result<Batch> {
+        (**self).batch(first_sample, micro_batch)
+    }
+
+    fn seq_length(&self) -> usize {
+        (**self).seq_length()
+    }
+
+    fn prefetch(&self, batches: &[(u64, usize)]) {
+        (**self).prefetch(batches);
+    }
+}
+
+impl<S: FiniteSamples + ?Sized> FiniteSamples for Box<S> {
+    fn len(&self) -> u64 {
+        (**self).len()
+    }
+
+    fn has_blank_samples(&self) -> bool {
+        (**self).has_blank_samples()
+    }
 }
 
 /// A finite number of samples, for evaluation.

@@ -2,8 +2,9 @@
 
 use ferrotron::models::bert::{Bert, NormPlacement};
 use ferrotron::models::data::{
-    Blend, BlendedDataset, Dataset, Documents, FiniteSamples, HeldOutPairs, MegatronOrderConfig,
-    MegatronSampler, Prefetch, Samples, SentencePairs, TokenSource,
+    Blend, BlendedDataset, Dataset, DocumentConfig, DocumentSamples, Documents, FiniteSamples,
+    HeldOutPairs, MegatronOrderConfig, MegatronSampler, Prefetch, Samples, SentencePairs,
+    TokenSource,
 };
 use ferrotron::models::gpt::{Gpt, Normalization, PositionEmbedding};
 use ferrotron::models::hugging_face::{self, FolderWeights};
@@ -34,6 +35,8 @@ pub struct RunInput {
     pairs: Option<(SentencePairs, Option<HeldOutPairs>)>,
     /// The samples of Megatron's data sets, if the options name such.
     blended: Option<BlendedInput>,
+    /// What stops at the end of a document.
+    documents: Option<DocumentConfig>,
 }
 
 /// The samples of Megatron's data sets.
@@ -76,8 +79,16 @@ impl RunSamples {
     fn new(
         train: Arc<dyn Samples>,
         validation: Option<Box<dyn FiniteSamples>>,
+        documents: Option<DocumentConfig>,
     ) -> Result<RunSamples> {
-        Ok(RunSamples { train: Prefetch::new(train)?, validation })
+        let Some(config) = documents else {
+            return Ok(RunSamples { train: Prefetch::new(train)?, validation });
+        };
+        let train = Prefetch::new(Arc::new(DocumentSamples::new(train, config)))?;
+        let ended = |samples: Box<dyn FiniteSamples>| -> Box<dyn FiniteSamples> {
+            Box::new(DocumentSamples::new(samples, config))
+        };
+        Ok(RunSamples { train, validation: validation.map(ended) })
     }
 
     /// The samples as a run takes them.
@@ -214,10 +225,17 @@ impl TrainedModel for Gpt {
         tokenizer: &Tokenizer,
         warn: impl Fn(&str),
     ) -> Result<RunInput> {
+        let documents = args.data.documents(tokenizer)?;
+        if documents.is_some_and(|documents| documents.reset_attention)
+            && args.execution.captures_steps()
+        {
+            let message = "a CUDA graph would repeat the documents of one batch: leave out --enable-cuda-graph";
+            return Err(Error::config("--reset-attention-mask", message));
+        }
         let config = match source {
             DataSource::Files(config) => {
                 let dataset = corpus::open(config, tokenizer, warn)?;
-                return Ok(RunInput { dataset, pairs: None, blended: None });
+                return Ok(RunInput { dataset, pairs: None, blended: None, documents });
             }
             DataSource::Sets(config) => config,
         };
@@ -244,7 +262,7 @@ impl TrainedModel for Gpt {
                 _ => (training.sampler(seq_length, order.seed)?.into(), training.weights_crc32()),
             };
         let blended = Some(BlendedInput { train, validation, order_crc32 });
-        Ok(RunInput { dataset, pairs: None, blended })
+        Ok(RunInput { dataset, pairs: None, blended, documents })
     }
 
     fn samples(
@@ -257,11 +275,11 @@ impl TrainedModel for Gpt {
             let wanted = run.intervals.eval_interval > 0 && samples > 0;
             let validation = validation.as_ref().filter(|_| wanted);
             let validation = validation.map(|blend| blend.validation(run.seq_length, samples));
-            return RunSamples::new(train.clone(), validation.transpose()?);
+            return RunSamples::new(train.clone(), validation.transpose()?, input.documents);
         }
         let samples = run.samples(&input.dataset, seed, batch)?;
         let validation = samples.validation.map(|samples| Box::new(samples) as Box<_>);
-        RunSamples::new(Arc::new(samples.train), validation)
+        RunSamples::new(Arc::new(samples.train), validation, input.documents)
     }
 
     fn report(
@@ -341,6 +359,10 @@ impl TrainedModel for Bert {
             let message = "a bert takes sentences of text files: name them by --data";
             return Err(Error::config("--data-path", message));
         };
+        if args.data.documents(tokenizer)?.is_some() {
+            let message = "a bert takes sentences, which are not packed: leave it out";
+            return Err(Error::config("--reset-attention-mask", message));
+        }
         let (train, validation) = corpus::open_documents(config, tokenizer, warn)?;
         let tokens = |documents: &Documents| documents.token_source(tokenizer.vocab_size());
         let dataset = Dataset {
@@ -353,7 +375,8 @@ impl TrainedModel for Bert {
         let evaluates = args.run.eval_interval != Some(0) && args.run.eval_iters.0 != Some(0);
         let held_out = validation.filter(|_| evaluates);
         let held_out = held_out.map(|held_out| HeldOutPairs::new(held_out, special, length));
-        Ok(RunInput { dataset, pairs: Some((train, held_out.transpose()?)), blended: None })
+        let pairs = Some((train, held_out.transpose()?));
+        Ok(RunInput { dataset, pairs, blended: None, documents: None })
     }
 
     fn samples(input: &RunInput, run: &RunConfig, (_, batch): (u64, usize)) -> Result<RunSamples> {
@@ -362,7 +385,7 @@ impl TrainedModel for Bert {
         let samples = run.eval_iters.map_or(u64::MAX, |all| all.saturating_mul(batch as u64));
         let wanted = held_out.filter(|_| run.intervals.eval_interval > 0);
         let validation = wanted.map(|held_out| Box::new(held_out.first(samples)) as Box<_>);
-        RunSamples::new(Arc::new(train), validation)
+        RunSamples::new(Arc::new(train), validation, None)
     }
 
     fn report(

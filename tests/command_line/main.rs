@@ -6,6 +6,7 @@ mod bert;
 mod blends;
 mod checkpoints;
 mod data_change;
+mod documents;
 mod freezing;
 mod gpu;
 mod hugging_face;

@@ -2,7 +2,10 @@
 
 use ferrotron::autograd::Var;
 use ferrotron::models::bert::{Bert, BertConfig};
-use ferrotron::models::data::{Batch, PairBatch, TokenBatch, num_valid};
+use ferrotron::models::data::{
+    Batch, DocumentConfig, DocumentSamples, GeneratedSamples, PairBatch, Samples, TokenBatch,
+    num_valid,
+};
 use ferrotron::models::gpt::{Gpt, GptConfig};
 use ferrotron::models::support::ModelSizes;
 use ferrotron::models::trainer::Model;
@@ -13,9 +16,12 @@ use ferrotron::tensor::{Device, RandomKey, Result, Tensor};
 use super::layout::SEQ_LENGTH;
 use super::pairs::pairs;
 
-/// The configuration of a model that the grid trains.
+/// A model that the grid trains, and its samples.
 pub trait GridConfig: Sync + Sized {
-    type Model: Model<Config = Self>;
+    type Model: Model;
+
+    /// The configuration of the model.
+    fn config(&self) -> &<Self::Model as Model>::Config;
 
     /// The sizes on which layouts depend.
     fn sizes(&self) -> ModelSizes;
@@ -32,6 +38,10 @@ pub trait GridConfig: Sync + Sized {
 
 impl GridConfig for GptConfig {
     type Model = Gpt;
+
+    fn config(&self) -> &GptConfig {
+        self
+    }
 
     fn sizes(&self) -> ModelSizes {
         self.into()
@@ -70,8 +80,74 @@ impl GridConfig for GptConfig {
     }
 }
 
+/// A GPT over samples of several documents each, which neither attention nor positions nor the loss connect.
+pub struct PackedGpt(pub GptConfig);
+
+/// The token that ends a document.
+const END: u32 = 0;
+
+impl GridConfig for PackedGpt {
+    type Model = Gpt;
+
+    fn config(&self) -> &GptConfig {
+        &self.0
+    }
+
+    fn sizes(&self) -> ModelSizes {
+        (&self.0).into()
+    }
+
+    fn batch(&self, first_sample: u64, micro_batch: usize) -> Result<Batch> {
+        let config = DocumentConfig {
+            end_of_document: END,
+            reset_attention: true,
+            reset_positions: true,
+            mask_loss: true,
+        };
+        let batch = |first, count| self.0.batch(first, count);
+        let samples = GeneratedSamples::new(SEQ_LENGTH, u64::MAX, batch);
+        DocumentSamples::new(samples, config).batch(first_sample, micro_batch)
+    }
+
+    fn whole(&self, scope: &Scope) -> Result<Gpt> {
+        Gpt::new(scope, &self.0)
+    }
+
+    /// Each document by itself, from its first token to its last but one.
+    fn loss(gpt: &Gpt, device: &Device, _: &Context, batch: &Batch) -> Result<Var> {
+        let inputs = batch.get::<u32>(TokenBatch::INPUTS)?;
+        let targets = batch.get::<i64>(TokenBatch::TARGETS)?;
+        let (mut sum, mut valid): (Option<Var>, u64) = (None, 0);
+        let rows = inputs.chunks(SEQ_LENGTH).zip(targets.chunks(SEQ_LENGTH));
+        for (inputs, targets) in rows {
+            for document in inputs.split_inclusive(|&token| token == END) {
+                let start = document.as_ptr() as usize - inputs.as_ptr() as usize;
+                let start = start / size_of::<u32>();
+                let mut targets = targets[start..start + document.len()].to_vec();
+                if document.ends_with(&[END]) {
+                    *targets.last_mut().expect("it has a token") = -100;
+                }
+                valid += num_valid(&targets);
+                let dims = [1, document.len()];
+                let tokens = Tensor::from_slice(device, document, &dims)?;
+                let targets = Tensor::from_slice(device, &targets, &dims)?;
+                let loss = gpt.loss(&Context::eval(1, document.len()), &tokens, &targets)?.sum;
+                sum = Some(match sum {
+                    Some(sum) => sum.add(&loss)?,
+                    None => loss,
+                });
+            }
+        }
+        sum.expect("there are documents").mul_scalar(1.0 / valid as f64)
+    }
+}
+
 impl GridConfig for BertConfig {
     type Model = Bert;
+
+    fn config(&self) -> &BertConfig {
+        self
+    }
 
     fn sizes(&self) -> ModelSizes {
         self.into()

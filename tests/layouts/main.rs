@@ -26,7 +26,7 @@ use ferrotron::nn::{
     Sharding, StepSize,
 };
 use ferrotron::tensor::{DType, RandomKey};
-use grid_model::GridConfig;
+use grid_model::{GridConfig, PackedGpt};
 use heavy_ball::HeavyBall;
 use layout::{Layout, all, covering};
 use mutants::{Site, Sites, Watched, faulty};
@@ -105,6 +105,19 @@ fn the_llama_style_trains_alike_too() {
     let all = all(&model);
     let layouts = [covering(&all), random(&all, 12, 3)].concat();
     compare(&model, &Numbers::with_dtype(DType::F64), &layouts);
+}
+
+/// Several documents in a sample, with learned and with rotary positions: the reference takes each by itself.
+#[test]
+fn packed_documents_train_as_each_alone() {
+    let plain =
+        |config| PackedGpt(GptConfig { hidden_dropout: 0.0, attention_dropout: 0.0, ..config });
+    for (model, seed) in [(plain(gpt2()), 21), (plain(llama()), 22)] {
+        let all = all(&model.0);
+        let layouts = [covering(&all), random(&all, 8, seed)].concat();
+        assert!(layouts.len() >= 30, "only {} layouts", layouts.len());
+        compare(&model, &Numbers::with_dtype(DType::F64), &layouts);
+    }
 }
 
 /// Two losses, padding, and attention to all positions; the norms before attention and MLP, and behind the additions.

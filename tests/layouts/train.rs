@@ -190,7 +190,7 @@ fn train_rank<C: GridConfig>(
         saves: SaveMode::Blocking,
     };
     let samples = Noise(model);
-    let mut trainer = Trainer::<C::Model>::on_mesh(&scope, mesh, model, config)?;
+    let mut trainer = Trainer::<C::Model>::on_mesh(&scope, mesh, model.config(), config)?;
     let (mut steps, mut first_gradients) = (Vec::new(), Vec::new());
     for step in 0..STEPS {
         let report = trainer.step(&samples)?;

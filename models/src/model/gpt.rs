@@ -8,7 +8,9 @@ use ferrotron_nn::{
     Axis, Context, Dropout, Embedding, KvCache, Module, Norm, Param, Scope, WeightDecay,
 };
 use ferrotron_parallel::mesh::Mesh;
-use ferrotron_parallel::tensor_parallel::{TensorParallel, VocabParallelEmbedding};
+use ferrotron_parallel::tensor_parallel::{
+    SequenceParallel, TensorParallel, VocabParallelEmbedding,
+};
 use ferrotron_tensor::ops::cross_entropy::CrossEntropyConfig;
 use ferrotron_tensor::{At, Error, Result, Tensor};
 use std::sync::Arc;
@@ -49,16 +51,21 @@ impl Embeddings {
         })
     }
 
-    /// tokens (B, T) at `positions` -> (B, T, C), or this rank's positions of the residual stream
-    fn forward(&self, ctx: &Context, tokens: &Tensor, positions: Vec<u32>) -> Result<Var> {
+    /// tokens (B, T) at `positions`, (T) or (B, T) -> (B, T, C), or this rank's `count` positions of the residual stream
+    fn forward(
+        &self,
+        ctx: &Context,
+        tokens: &Tensor,
+        count: usize,
+        positions: impl FnOnce() -> Result<Tensor>,
+    ) -> Result<Var> {
         let mut x = self.wte.forward(tokens)?; // (B, T, C)
-        if positions.len() != x.dims()[1] {
-            let message = format!("{:?} tokens for {} positions", tokens.dims(), positions.len());
+        if count != x.dims()[1] {
+            let message = format!("{:?} tokens for {count} positions", tokens.dims());
             return Err(Error::shape("gpt", message));
         }
         if let Some(wpe) = &self.wpe {
-            let positions = Tensor::constant(tokens.device(), &positions, &[positions.len()])?;
-            x = x.add(&wpe.forward(&positions)?)?; // (B, T, C) + (T, C)
+            x = x.add(&wpe.forward(&positions()?)?)?; // (B, T, C) + (T, C) or (B, T, C)
         }
         self.dropout.forward(ctx, &x)
     }
@@ -196,17 +203,46 @@ impl Gpt {
 
     /// tokens (B, T) -> (B, T, C), the input of the first block. Only for chunks with the embeddings.
     pub fn embed(&self, ctx: &Context, tokens: &Tensor) -> Result<Var> {
-        self.embed_at(ctx, tokens, ctx.residual.coordinates())
+        self.embed_at(ctx, tokens, None)
     }
 
-    fn embed_at(
+    /// The same at given positions (B, T), which a learned position embedding takes; without them, tokens count through.
+    pub fn embed_at(
+        &self,
+        ctx: &Context,
+        tokens: &Tensor,
+        positions: Option<&Tensor>,
+    ) -> Result<Var> {
+        let Some(positions) = positions else {
+            return self.embed_run(ctx, tokens, ctx.residual.coordinates());
+        };
+        if positions.dims() != tokens.dims() || positions.dims().len() != 2 {
+            let (tokens, positions) = (tokens.dims(), positions.dims());
+            let message =
+                format!("needs tokens and positions (B, T), got {tokens:?} and {positions:?}");
+            return Err(Error::shape("gpt", message));
+        }
+        let residual = || match self.tp.sequence() {
+            SequenceParallel::Off => Ok(positions.clone()),
+            SequenceParallel::On => {
+                let own = self.tp.group().local_range(positions.dims()[1]);
+                positions.narrow(1, own.start, own.len())?.contiguous()
+            }
+        };
+        self.embeddings()?.forward(ctx, tokens, ctx.residual.len(), residual)
+    }
+
+    fn embeddings(&self) -> Result<&Embeddings> {
+        let absent = || Error::config("gpt", "this part of the model has no embeddings");
+        self.embeddings.as_ref().ok_or_else(absent)
+    }
+
+    fn embed_run(
         &self,
         ctx: &Context,
         tokens: &Tensor,
         positions: impl Iterator<Item = usize>,
     ) -> Result<Var> {
-        let absent = || Error::config("gpt", "this part of the model has no embeddings");
-        let embeddings = self.embeddings.as_ref().ok_or_else(absent)?;
         let positions: Vec<u32> = positions.map(|position| position as u32).collect();
         let most = self.config.max_position_embeddings;
         if let Some(&last) = positions.iter().max()
@@ -215,7 +251,9 @@ impl Gpt {
             let message = format!("{} positions exceed max-position-embeddings {most}", last + 1);
             return Err(Error::shape("gpt", message));
         }
-        embeddings.forward(ctx, tokens, positions)
+        let count = positions.len();
+        let run = || Tensor::constant(tokens.device(), &positions, &[count]);
+        self.embeddings()?.forward(ctx, tokens, count, run)
     }
 
     /// (B, T, C) -> (B, T, C), through the blocks.
@@ -261,7 +299,7 @@ impl Gpt {
         caches: &mut [KvCache],
     ) -> Result<Var> {
         let cached = caches.first().map_or(0, KvCache::len);
-        let x = self.embed_at(ctx, tokens, cached..cached + tokens.dim(1)?)?; // (B, T, C)
+        let x = self.embed_run(ctx, tokens, cached..cached + tokens.dim(1)?)?; // (B, T, C)
         let x = self.transformer.forward_cached(ctx, x, caches)?;
         let (batch, length) = (x.dims()[0], x.dims()[1]);
         let last = x.narrow(1, length - 1, 1)?; // (B, 1, C)

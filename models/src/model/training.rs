@@ -38,7 +38,10 @@ impl Model for Gpt {
         let ctx = microbatch.ctx();
         let x = match input {
             Some(x) => x,
-            None => self.embed(ctx, microbatch.get(TokenBatch::INPUTS)?)?,
+            None => {
+                let positions = microbatch.find(TokenBatch::POSITIONS);
+                self.embed_at(ctx, microbatch.get(TokenBatch::INPUTS)?, positions)?
+            }
         };
         let x = self.run_blocks(ctx, x)?;
         if !self.chunk().last {

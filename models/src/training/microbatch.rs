@@ -59,12 +59,16 @@ impl Microbatch {
     /// # Errors
     /// An array that the batch does not have.
     pub fn get(&self, name: &str) -> Result<&Tensor> {
-        let found = self.arrays.iter().find(|(own, _)| own == name);
-        found.map(|(_, tensor)| tensor).ok_or_else(|| {
+        self.find(name).ok_or_else(|| {
             let names: Vec<&str> = self.arrays.iter().map(|(name, _)| name.as_str()).collect();
             let message = format!("the batch has no '{name}', but {}", names.join(", "));
             Error::value("model", message)
         })
+    }
+
+    /// An array of the batch, at this rank's positions, if the batch has it.
+    pub fn find(&self, name: &str) -> Option<&Tensor> {
+        self.arrays.iter().find(|(own, _)| own == name).map(|(_, tensor)| tensor)
     }
 
     /// Returns the tensor of [`Microbatch::get`], cast to `dtype`.
@@ -73,11 +77,15 @@ impl Microbatch {
     }
 }
 
-/// The pass over `batch` on this rank, in which attention leaves out padding.
+/// The pass over `batch` on this rank, in which attention leaves out padding and other documents.
 fn context(mesh: &Mesh, batch: &Batch, ctx: Context) -> Result<Context> {
     let ctx = mesh.context(ctx)?;
-    match batch.key_lengths() {
-        Some(lengths) => ctx.with_key_lengths(lengths),
+    let ctx = match batch.key_lengths() {
+        Some(lengths) => ctx.with_key_lengths(lengths)?,
+        None => ctx,
+    };
+    match batch.documents() {
+        Some(boundaries) => ctx.with_documents(boundaries),
         None => Ok(ctx),
     }
 }

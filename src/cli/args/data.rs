@@ -1,7 +1,9 @@
 //! The options that name the data of a run, and how they go together.
 
 use clap::{Args, ValueEnum};
-use ferrotron::models::data::{BlendConfig, BlendPaths, DataChange, DataConfig, Split};
+use ferrotron::models::data::{
+    BlendConfig, BlendPaths, DataChange, DataConfig, DocumentConfig, Split,
+};
 use ferrotron::models::tokenizer::{Tokenizer, TokenizerChoice};
 use ferrotron::{Error, Result};
 use std::path::PathBuf;
@@ -46,6 +48,18 @@ pub struct DataArgs {
     valid_data: Vec<PathBuf>,
     #[command(flatten)]
     split: SplitArgs,
+    /// Let tokens attend to those of their own document alone; a document ends with its end-of-document token
+    #[arg(long)]
+    reset_attention_mask: bool,
+    /// Let positions count from 0 in each document; rotary positions are relative and do not change
+    #[arg(long)]
+    reset_position_ids: bool,
+    /// Leave the token behind the end of a document out of the loss
+    #[arg(long)]
+    eod_mask_loss: bool,
+    /// The end-of-document token [default: the tokenizer's]
+    #[arg(long, value_name = "ID")]
+    eod_id: Option<u32>,
     /// Resume although data, split or tokenizer are not those of the run. From the next sample on, the order is that of
     /// the new data, which the next checkpoint records
     #[arg(long, requires = "load")]
@@ -129,6 +143,7 @@ impl DataArgs {
     pub fn from_options(options: &Options) -> DataArgs {
         let paths = |name| options.values(name).into_iter().map(PathBuf::from);
         let words = |name| options.values(name);
+        let is_on = |name| options.states_any(&[name]);
         DataArgs {
             data: paths("data").collect(),
             data_path: words("data-path"),
@@ -138,6 +153,10 @@ impl DataArgs {
             test_data_path: words("test-data-path"),
             per_split_data_args_path: paths("per-split-data-args-path").next(),
             data_order: DataOrder::Computed,
+            reset_attention_mask: is_on("reset-attention-mask"),
+            reset_position_ids: is_on("reset-position-ids"),
+            eod_mask_loss: is_on("eod-mask-loss"),
+            eod_id: words("eod-id").first().and_then(|id| id.parse().ok()),
             valid_data: paths("valid-data").collect(),
             split: SplitArgs::from_options(options),
             allow_data_change: false,
@@ -256,6 +275,46 @@ impl DataArgs {
 
     pub fn change(&self) -> DataChange {
         if self.allow_data_change { DataChange::Allowed } else { DataChange::Refused }
+    }
+
+    /// What stops at the end of a document, if anything does.
+    ///
+    /// # Errors
+    /// No end-of-document token, or one beyond the vocabulary; one without anything that stops there.
+    pub fn documents(&self, tokenizer: &Tokenizer) -> Result<Option<DocumentConfig>> {
+        let options = [
+            ("--reset-attention-mask", self.reset_attention_mask),
+            ("--reset-position-ids", self.reset_position_ids),
+            ("--eod-mask-loss", self.eod_mask_loss),
+        ];
+        let Some((option, _)) = options.iter().find(|(_, given)| *given) else {
+            if self.eod_id.is_some() {
+                let message =
+                    "needs --reset-attention-mask, --reset-position-ids or --eod-mask-loss";
+                return Err(Error::config("--eod-id", message));
+            }
+            return Ok(None);
+        };
+        let Some(end_of_document) = self.eod_id.or(tokenizer.end_of_text()) else {
+            let message = format!(
+                "needs the token that ends a document, and the {} tokenizer has none: give its number by --eod-id",
+                tokenizer.name()
+            );
+            return Err(Error::config(option, message));
+        };
+        if end_of_document as usize >= tokenizer.vocab_size() {
+            let message = format!(
+                "{end_of_document} is no token id of 0 to {}",
+                tokenizer.vocab_size().saturating_sub(1)
+            );
+            return Err(Error::config("--eod-id", message));
+        }
+        Ok(Some(DocumentConfig {
+            end_of_document,
+            reset_attention: self.reset_attention_mask,
+            reset_positions: self.reset_position_ids,
+            mask_loss: self.eod_mask_loss,
+        }))
     }
 
     /// The tokenizer of a new run. `built_in` is the text of the program's own corpus, and called only if the vocabulary

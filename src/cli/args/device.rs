@@ -44,6 +44,11 @@ pub struct ExecutionArgs {
 }
 
 impl ExecutionArgs {
+    /// Whether steps become CUDA graphs.
+    pub fn captures_steps(&self) -> bool {
+        self.enable_cuda_graph
+    }
+
     /// The chosen mode. Errors if a mode for GPUs was asked of a CPU.
     pub fn execution(&self, device: &DeviceArgs) -> Result<ExecutionMode> {
         match (self.enable_cuda_graph, device.place()?) {

@@ -4,7 +4,9 @@ mod args;
 mod bert;
 
 use ferrotron::models::batch_size::{BatchSize, BatchSizeConfig};
-use ferrotron::models::data::{BlendedDataset, TokenSource, Validation};
+use ferrotron::models::data::{
+    BlendedDataset, DocumentConfig, DocumentSamples, FiniteSamples, TokenSource, Validation,
+};
 use ferrotron::models::evaluate::{Evaluation, LocalModel, evaluate};
 use ferrotron::models::finite::first_not_finite;
 use ferrotron::models::gpt::Gpt;
@@ -18,7 +20,7 @@ use std::process::ExitCode;
 
 pub use args::EvalArgs;
 
-use crate::cli::args::data::DataSource;
+use crate::cli::args::data::{DataArgs, DataSource};
 use crate::cli::corpus;
 use crate::cli::definition::Definition;
 use crate::cli::loaded::{Loaded, is_bert, named_or_newest};
@@ -57,7 +59,9 @@ pub fn eval(args: &EvalArgs, definition: &Definition) -> Result<ExitCode> {
         let message = "leaves no token of this data to evaluate: give a larger share, or 1 for all";
         Error::config("--valid-fraction", message)
     })?;
-    let batches = Batches { source, seq_length, micro_batch_size: args.micro_batch_size };
+    let documents = DataArgs::from_options(&saved).documents(&tokenizer)?;
+    let batches =
+        Batches { source, seq_length, micro_batch_size: args.micro_batch_size, documents };
     let Evaluation { loss, perplexity, tokens, .. } = batches.evaluate(&loaded.model)?;
     output::line(&if args.json {
         json!({ "loss": loss, "perplexity": perplexity, "tokens": tokens }).to_string()
@@ -72,6 +76,8 @@ struct Batches {
     source: TokenSource,
     seq_length: usize,
     micro_batch_size: usize,
+    /// What stops at the end of a document, as in the run.
+    documents: Option<DocumentConfig>,
 }
 
 impl Batches {
@@ -92,14 +98,18 @@ impl Batches {
     }
 
     fn of(&self, gpt: &Gpt, source: &TokenSource) -> Result<Evaluation> {
-        let validation = Validation::new(source.clone(), self.seq_length)?;
+        let plain = Validation::new(source.clone(), self.seq_length)?;
+        let validation: Box<dyn FiniteSamples> = match self.documents {
+            Some(config) => Box::new(DocumentSamples::new(plain, config)),
+            None => Box::new(plain),
+        };
         let micro_batch_size = self.micro_batch_size;
         let sizes = BatchSizeConfig { micro_batch_size, ..BatchSizeConfig::default() };
         // A signal ends the process: there is nothing to save.
         let never = StopFlag::default();
         let (parts, mesh) = (std::slice::from_ref(gpt), &Mesh::single());
         let model = LocalModel { parts, config: gpt.config(), scope: gpt.scope(), mesh };
-        let found = evaluate(&model, &validation, BatchSize::new(sizes)?, &never)?;
+        let found = evaluate(&model, &*validation, BatchSize::new(sizes)?, &never)?;
         Ok(found.expect("an evaluation that is not asked to stop has a result"))
     }
 
