@@ -1,11 +1,16 @@
-//! The cost of checkpoints: `cargo bench --bench checkpoints -- async|dry`.
+//! The cost of checkpoints: `cargo bench --bench checkpoints -- async|layouts|dry`.
 //!
 //! - `async`: how much longer steps of GPT-2 124M take if a checkpoint is written meanwhile, against the same number of
 //!   steps without, and against a save that training waits for. It aims at 0.3 of a step.
+//! - `layouts [PRESET [FOLDER]]`: seconds and memory of saves by 1 and 8 ranks and of loads by 8 and 2, for GPT-2 355M and
+//!   its optimizer's state, against a copy of the bytes. It takes 9 GB of disk in FOLDER.
 //! - `dry`: bytes and files of checkpoints of 1.5 and 1000 billion parameters, counted on fake devices, against the
 //!   formula of `docs/checkpoints.md`.
 //!
 //! Results are in `docs/checkpoints.md`.
+
+#[path = "checkpoints/layouts.rs"]
+mod layouts;
 
 use ferrotron::models::batch_size::{BatchSize, BatchSizeConfig};
 use ferrotron::models::data::{Batch, Samples};
@@ -33,8 +38,24 @@ fn main() -> Result<()> {
     match words.next().as_deref() {
         Some("async") => asynchronous(words.next().and_then(|word| word.parse().ok()).unwrap_or(1)),
         Some("dry") => dry(),
+        Some("layouts") => {
+            let preset = words.next().unwrap_or_else(|| "gpt2-350m".into());
+            let folder = words.next().unwrap_or_else(|| env!("CARGO_TARGET_TMPDIR").into());
+            let folder = tempfile::tempdir_in(folder).expect("a folder");
+            layouts::all(&preset, folder.path());
+            Ok(())
+        }
+        Some("phase") => {
+            let words: Vec<String> = words.collect();
+            let [what, layout, preset, folder] = &words[..] else {
+                println!("say which: phase save|load LAYOUT PRESET FOLDER");
+                return Ok(());
+            };
+            let config = |data| config(1, data, SaveMode::Blocking);
+            layouts::phase([what, layout, preset], Path::new(folder), &config)
+        }
         _ => {
-            println!("say which: async [MICRO_BATCH], dry");
+            println!("say which: async [MICRO_BATCH], layouts [PRESET [FOLDER]], dry");
             Ok(())
         }
     }

@@ -109,8 +109,8 @@ pub fn broadcast_bytes(group: &Group, bytes: Vec<u8>) -> Result<Vec<u8>> {
     group.broadcast(tensor, 0)?.wait()?.to_vec::<u8>()
 }
 
-/// The values of every rank of a group, in the order of the ranks. All ranks call this.
-pub(crate) fn gather_values<T: Serialize + DeserializeOwned>(
+/// Gathers the values of every rank of a group, in the order of the ranks. All ranks call this.
+pub fn gather_values<T: Serialize + DeserializeOwned>(
     ranks: &Group,
     own: &[T],
 ) -> Result<Vec<Vec<T>>> {

@@ -10,6 +10,7 @@ mod chains;
 mod local;
 #[path = "../common/pairs.rs"]
 mod pairs;
+mod read_once;
 mod real_size;
 mod samples;
 #[path = "../common/tensors.rs"]

@@ -157,6 +157,8 @@ pub struct Found {
     /// All weights, and moments as checkpoints call them, at the end.
     pub tensors: Tensors,
     pub progress: TrainState,
+    /// Bytes of files that each rank has read to load, and bytes that it has sent to others.
+    pub traffic: Vec<(u64, u64)>,
 }
 
 struct RankFound {
@@ -166,6 +168,7 @@ struct RankFound {
     samples: Vec<BTreeSet<u64>>,
     held: Vec<Part>,
     progress: TrainState,
+    traffic: (u64, u64),
 }
 
 fn run_ranks<C: Configuration>(task: &Task<C>) -> Vec<Result<RankFound>> {
@@ -186,7 +189,7 @@ pub fn run<C: Configuration>(task: &Task<C>) -> Result<Found> {
     let (losses, progress) = (ranks[0].losses.clone(), ranks[0].progress.clone());
     let (norms, evaluations) = (ranks[0].norms.clone(), ranks[0].evaluations.clone());
     let mut samples = vec![BTreeSet::new(); task.steps];
-    let mut held = Vec::new();
+    let (mut held, mut traffic) = (Vec::new(), Vec::new());
     for (rank, found) in ranks.into_iter().enumerate() {
         let seen = (&found.losses, &found.evaluations, &found.progress);
         assert_eq!(seen, (&losses, &evaluations, &progress), "rank {rank} of {}", task.layout);
@@ -198,8 +201,10 @@ pub fn run<C: Configuration>(task: &Task<C>) -> Result<Found> {
             all.extend(own);
         }
         held.extend(found.held);
+        traffic.push(found.traffic);
     }
-    Ok(Found { losses, norms, evaluations, samples, tensors: assemble(held), progress })
+    let tensors = assemble(held);
+    Ok(Found { losses, norms, evaluations, samples, tensors, progress, traffic })
 }
 
 pub fn trainer_config(layout: &Layout) -> Result<TrainerConfig> {
@@ -226,8 +231,11 @@ fn run_rank<C: Configuration>(task: &Task<C>, mesh: &Mesh) -> Result<RankFound> 
         ..trainer_config(&task.layout)?
     };
     let mut trainer = Trainer::<C::Model>::on_mesh(&scope, mesh, task.model, config)?;
+    let mut traffic = (0, 0);
     if let Some(path) = task.load {
-        trainer.load(&Checkpoint::peek(path)?)?;
+        let checkpoint = Checkpoint::peek(path)?;
+        trainer.load(&checkpoint)?;
+        traffic = (checkpoint.bytes_read(), mesh.world().traffic().calls_and_bytes("send").1);
     }
     let noise = Noise {
         model: task.model,
@@ -260,6 +268,7 @@ fn run_rank<C: Configuration>(task: &Task<C>, mesh: &Mesh) -> Result<RankFound> 
         samples,
         held,
         progress: trainer.progress().clone(),
+        traffic,
     })
 }
 

@@ -47,7 +47,12 @@ impl FileRecord {
     pub fn verify_unless(&self, path: &Path, cancelled: &AtomicBool) -> Result<(), Fault> {
         self.verify_length(path)?;
         let found = checksum(path, cancelled)?;
-        if found != *self {
+        self.compare(&found, path)
+    }
+
+    /// Errors unless the file at `path` was `found` to be as it should be.
+    pub fn compare(&self, found: &FileRecord, path: &Path) -> Result<(), Fault> {
+        if found != self {
             return Err(format!(
                 "'{}' is damaged: checksum {:08x} over {} bytes, not {:08x} over {}",
                 path.display(),
@@ -319,6 +324,16 @@ impl TensorFile {
                 format!("'{name}' in '{}' has dtype {:?}", self.path.display(), info.dtype)
             })?;
         Ok((*dtype, &info.shape))
+    }
+
+    /// The first byte of a tensor in the file.
+    ///
+    /// Errors if there is none of this name.
+    pub fn start_of(&self, name: &str) -> Result<u64, Fault> {
+        match self.header.info(name) {
+            Some(info) => Ok(self.start + info.data_offsets.0 as u64),
+            None => Err(format!("'{}' has no tensor '{name}'", self.path.display())),
+        }
     }
 
     /// Fills `target` with the bytes of a tensor from byte `offset` on.

@@ -12,7 +12,6 @@ use ferrotron_nn::{
     Axis, LossScaler, Module, Optimizer, ParamAndGradBuffer, Scope, StepConfig, UpdateConfig,
 };
 use ferrotron_parallel::data_parallel::DataParallel;
-use ferrotron_parallel::long_work::run_long;
 use ferrotron_parallel::mesh::Mesh;
 use ferrotron_parallel::pipeline::PipelineSchedule;
 use ferrotron_tensor::ops::step::DeviceStepParams;
@@ -328,24 +327,21 @@ impl<M: Model> Trainer<M> {
         })
     }
 
-    /// Resumes from a checkpoint, saved in any layout. All ranks of the mesh call this; a checkpoint that was
-    /// [peeked](Checkpoint::peek) at is verified by all of them together.
+    /// Resumes from a checkpoint, saved in any layout. All ranks of the mesh call this, and read it together: each file is
+    /// read once, compared with its checksum meanwhile, and each rank gets what it holds. So
+    /// [`Checkpoint::peek`] is enough.
     ///
-    /// Errors if it is of another model or damaged, or has a weight that the model has not, which the next checkpoint
-    /// would lose. Entries of its progress that are not known are kept for the next one.
+    /// Errors if it is of another model, or has a weight that the model has not, which the next checkpoint would lose;
+    /// nothing is changed then. Errors on all ranks if a file is damaged; the trainer may then go on from another
+    /// checkpoint, and from nothing else. Entries of its progress that are not known are kept for the next one.
     pub fn load(&mut self, checkpoint: &Checkpoint) -> Result<()> {
         M::check_checkpoint(checkpoint, &self.model)?;
         let names = parameter_names::<M>(&self.model, self.scope.dtype())?;
         checkpoint.check_names(names.iter().map(String::as_str))?;
-        checkpoint.verify(self.mesh.world())?;
         self.graph = None; // it knows where weights and moments were
         self.reports.forget()?;
-        let world = self.mesh.world().clone();
-        let (data_parallel, optimizer) = (&self.data_parallel, &mut self.optimizer);
-        run_long(&world, |_| {
-            data_parallel.load(|params| checkpoint.load_params_of_part(params))?;
-            checkpoint.load_optimizer(optimizer)
-        })?;
+        let world = self.mesh.world();
+        checkpoint.load_training_state(world, &self.data_parallel, &mut self.optimizer)?;
         self.set_progress(checkpoint.progress().clone());
         Ok(())
     }
@@ -364,11 +360,14 @@ impl<M: Model> Trainer<M> {
     pub fn rewind(&mut self, checkpoint: &Checkpoint) -> Result<()> {
         let now = self.progress.clone();
         let mut reports = self.reports.take();
-        self.load(checkpoint)?;
-        if let Some(report) = reports.last_mut() {
+        let loaded = self.load(checkpoint);
+        if loaded.is_ok()
+            && let Some(report) = reports.last_mut()
+        {
             report.rewound_to = Some(checkpoint.progress().step);
         }
         self.reports.put_back(reports);
+        loaded?;
         let TrainState { consumed_samples, skipped_samples, .. } = self.progress;
         self.progress = TrainState {
             step: now.step,

@@ -317,6 +317,24 @@ impl Optimizer {
         Ok(())
     }
 
+    /// Lets `write` change the shard with this number in the order of [`Optimizer::visit`], in place.
+    ///
+    /// Errors if there is none, a tensor still reads it, or `write` does.
+    pub fn write_state(
+        &mut self,
+        number: usize,
+        write: impl FnOnce(&mut Tensor) -> Result<()>,
+    ) -> Result<()> {
+        let mut range = number;
+        for moment in self.groups.iter_mut().flat_map(GroupState::all_mut) {
+            if range < moment.pieces.len() {
+                return moment.flat.with_mut(range, write);
+            }
+            range -= moment.pieces.len();
+        }
+        Err(Error::value("optimizer", format!("there is no state {number}")))
+    }
+
     /// Like [`Optimizer::visit`], with the value to overwrite.
     pub fn visit_mut(
         &mut self,

@@ -324,17 +324,35 @@ impl ParamAndGradBucket {
         &self,
         mut f: impl FnMut(&str, &ShardSpec, Tensor) -> Result<()>,
     ) -> Result<()> {
+        self.local_weights().iter().enumerate().try_for_each(|(number, (name, place))| {
+            let tensor = match &self.weight_shard {
+                Some(shard) => lock(shard).tensor(number)?,
+                None => self.params[number].leaf().value()?,
+            };
+            f(name, place, tensor)
+        })
+    }
+
+    /// Parameter names and places of the local shards of weights, in the order of [`ParamAndGradBucket::visit_weights`].
+    pub fn local_weights(&self) -> Vec<(String, ShardSpec)> {
+        let whole = |param: &Param| (param.name().to_string(), param.shard_spec().clone());
         match &self.weight_shard {
-            Some(shard) => {
-                let pieces = self.pieces();
-                pieces.iter().enumerate().try_for_each(|(range, (name, place))| {
-                    let tensor = lock(shard).tensor(range)?;
-                    f(name, place, tensor)
-                })
-            }
-            None => {
-                self.params.iter().try_for_each(|p| f(p.name(), p.shard_spec(), p.leaf().value()?))
-            }
+            Some(_) => self.pieces(),
+            None => self.params.iter().map(whole).collect(),
+        }
+    }
+
+    /// Lets `write` change the local shard with this number in [`ParamAndGradBucket::local_weights`], in place.
+    ///
+    /// Errors if a tensor still reads it, or `write` does.
+    pub fn write_weight(
+        &self,
+        number: usize,
+        write: impl FnOnce(&mut Tensor) -> Result<()>,
+    ) -> Result<()> {
+        match &self.weight_shard {
+            Some(shard) => lock(shard).with_mut(number, write),
+            None => self.params[number].leaf().write_value(write),
         }
     }
 }

@@ -175,7 +175,8 @@ impl ParamAndGradBuffer {
         self.groups.iter().find_map(|group| group.first_non_finite().transpose()).transpose()
     }
 
-    pub(crate) fn mark_updated(&self) {
+    /// Tells what is computed from the parameters that their values have changed.
+    pub fn mark_updated(&self) {
         self.params().map(Param::leaf).for_each(Leaf::mark_updated);
     }
 }

@@ -306,15 +306,10 @@ impl DataParallel {
         self.shared.steps_to_synchronization(steps)
     }
 
-    /// Calls `f` with the parameters of each bucket, then with the frozen ones, to overwrite their values.
-    pub fn load(&self, mut f: impl FnMut(&[Param]) -> Result<()>) -> Result<()> {
-        self.shared.reshard_weights()?;
-        for group in self.shared.buffers.groups() {
-            group.alloc_weights()?;
-            f(&group.params)?;
-            group.write_back_weights()?;
-        }
-        f(self.buffers().frozen())
+    /// Frees weights that were gathered, so that [`ParamAndGradBucket::write_weight`] can change the shards that they came
+    /// from.
+    pub fn reshard_weights(&self) -> Result<()> {
+        self.shared.reshard_weights()
     }
 
     /// Returns a function that says of each shard of the optimizer's state whether this rank writes it to checkpoints.

@@ -316,8 +316,8 @@ fn whole_numbers_are_exact_and_some_ranks_have_zeros() -> Result<()> {
                         bucket_numel,
                         ..DataParallelConfig::default()
                     };
+                    layers.params().iter().try_for_each(set_whole_weight)?;
                     let parallel = DataParallel::new(&[&layers], &mesh, &config)?;
-                    parallel.load(|params| params.iter().try_for_each(set_whole_weight))?;
                     let mut optimizer = Optimizer::new(OptimizerConfig::SGD, parallel.buffers())?;
                     parallel.begin_step(microbatches);
                     for i in 0..microbatches {

@@ -41,7 +41,7 @@ pub(super) fn latest(dir: &Path) -> Option<String> {
 }
 
 /// The step in the name of a checkpoint's folder, also of one that is being written or deleted.
-pub(super) fn step(folder: &Path) -> Option<u64> {
+pub fn step(folder: &Path) -> Option<u64> {
     let name = folder.file_name()?.to_str()?;
     let name = name.strip_suffix(TEMPORARY).unwrap_or(name);
     let name = name.strip_suffix(OLD).unwrap_or(name);
@@ -117,7 +117,7 @@ impl Drop for Staging {
 }
 
 /// The finished checkpoints of `dir`, last written first.
-pub(super) fn list(dir: &Path) -> Vec<PathBuf> {
+pub fn list(dir: &Path) -> Vec<PathBuf> {
     let Ok(entries) = fs::read_dir(dir) else { return Vec::new() };
     let mut found: Vec<(SystemTime, PathBuf)> = entries
         .filter_map(|entry| {

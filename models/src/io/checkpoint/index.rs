@@ -60,6 +60,9 @@ pub(super) struct SliceRecord {
     pub key: String,
     #[serde(flatten)]
     pub slice: Slice,
+    /// Its first byte in the file, once the [headers](Index::verify_headers) are read.
+    #[serde(skip)]
+    pub start: u64,
 }
 
 impl Index {
@@ -176,28 +179,37 @@ impl Index {
         share.try_for_each(|(file, record)| record.verify_unless(&folder.join(file), cancelled))
     }
 
-    /// Compares the sizes of the files of `folder`, and whether the pieces are in them; reads headers alone.
-    pub fn verify_headers(&self, folder: &Path) -> Result<(), Fault> {
+    /// Compares the sizes of the files of `folder`, and whether the pieces are in them; reads headers alone, and learns
+    /// from them where the pieces begin.
+    pub fn verify_headers(&mut self, folder: &Path) -> Result<(), Fault> {
         for (file, record) in &self.files {
             record.verify_length(&folder.join(file))?;
         }
         // File by file, so that one is open at a time.
-        let mut files: BTreeMap<&str, Vec<(&str, &TensorRecord, &SliceRecord)>> = BTreeMap::new();
-        for (name, tensor) in &self.tensors {
-            for piece in &tensor.pieces {
-                files.entry(&piece.file).or_default().push((name, tensor, piece));
+        let mut files: BTreeMap<String, Vec<(&str, &str, &mut SliceRecord)>> = BTreeMap::new();
+        for (name, tensor) in &mut self.tensors {
+            for piece in &mut tensor.pieces {
+                let file = files.entry(piece.file.clone()).or_default();
+                file.push((name, &tensor.dtype, piece));
             }
         }
         for (file, pieces) in files {
-            let opened = TensorFile::open(&folder.join(file))?;
-            for (name, tensor, piece) in pieces {
+            let opened = TensorFile::open(&folder.join(&file))?;
+            for (name, stored, piece) in pieces {
                 let (dtype, dims) = opened.describe(&piece.key)?;
-                if dtype.to_string() != tensor.dtype || dims != piece.slice.shape {
+                if dtype.to_string() != stored || dims != piece.slice.shape {
                     return Err(format!(
-                        "'{}' is damaged: '{name}' should be {} {:?} in '{file}', which has {dtype} {dims:?}",
+                        "'{}' is damaged: '{name}' should be {stored} {:?} in '{file}', which has {dtype} {dims:?}",
                         folder.join(INDEX).display(),
-                        tensor.dtype,
                         piece.slice.shape,
+                    ));
+                }
+                piece.start = opened.start_of(&piece.key)?;
+                if piece.start % dtype.size() as u64 != 0 {
+                    let path = folder.join(&file);
+                    return Err(format!(
+                        "'{}' is damaged: '{name}' is not aligned",
+                        path.display()
                     ));
                 }
             }

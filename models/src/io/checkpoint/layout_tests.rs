@@ -126,7 +126,7 @@ fn many_files(dir: &Path) -> Result<()> {
         let record = FileRecord { bytes: end as u64, crc32: crc32fast::hash(&bytes) };
         index.files.insert(file_name(i), record);
         let slice = Slice { offset: vec![i, 0], shape: vec![1, 2] };
-        let piece = SliceRecord { file: file_name(i), key: "w#0".into(), slice };
+        let piece = SliceRecord { file: file_name(i), key: "w#0".into(), slice, start: 0 };
         index.tensors.get_mut("w").unwrap().pieces.push(piece);
     }
     finish(staging, &mut index);

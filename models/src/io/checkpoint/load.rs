@@ -8,7 +8,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 use super::folder;
 use super::index::{INDEX, Index, TensorRecord};
@@ -27,7 +27,9 @@ pub struct Checkpoint {
     pub(super) progress: TrainState,
     tokenizer: Option<Tokenizer>,
     /// Whether checksums have been compared.
-    verified: AtomicBool,
+    pub(super) verified: AtomicBool,
+    /// Bytes of the files of tensors that were read for a training state.
+    pub(super) bytes_read: AtomicU64,
     /// Whether models get the moving average of the weights.
     averaged: bool,
 }
@@ -73,8 +75,9 @@ impl Checkpoint {
         Self::read(&folder).map_err(|fault| damaged(&folder, fault))
     }
 
-    /// Compares checksums, unless that is done. All ranks of `world` call this before they load: each reads some of the
-    /// files, however long that takes, and none returns before all have found theirs undamaged.
+    /// Compares checksums, unless that is done. All ranks of `world` call this: each reads some of the files, however long
+    /// that takes, and none returns before all have found theirs undamaged. A
+    /// [trainer](crate::trainer::Trainer::load) compares them while it loads.
     ///
     /// # Errors
     /// A damaged file, with the newest other checkpoint beside this one; another rank's error.
@@ -91,7 +94,7 @@ impl Checkpoint {
     }
 
     fn read(folder: &Path) -> std::result::Result<Checkpoint, Fault> {
-        let index = Index::read(folder)?;
+        let mut index = Index::read(folder)?;
         index.verify_headers(folder)?;
         let config: Config = document(folder, &index, CONFIG)?;
         let tokenizer = match index.files.get(TOKENIZER) {
@@ -110,8 +113,15 @@ impl Checkpoint {
             index,
             tokenizer,
             verified: AtomicBool::new(false),
+            bytes_read: AtomicU64::new(0),
             averaged: false,
         })
+    }
+
+    /// Bytes of the files of tensors that this process has read to [load](crate::trainer::Trainer::load) trainers from
+    /// this value. All ranks together read each file once.
+    pub fn bytes_read(&self) -> u64 {
+        self.bytes_read.load(Relaxed)
     }
 
     /// Its folder.
@@ -230,15 +240,8 @@ impl Checkpoint {
     /// # Errors
     /// As [`Checkpoint::load_params`], but weights that are none of these parameters are left alone.
     pub fn load_params_of_part(&self, params: &[Param]) -> Result<()> {
-        let find = |param: &Param| {
-            let (name, place, dtype) = (param.name(), param.shard_spec(), param.leaf().dtype());
-            let average = moment_name(EMA, name);
-            // A frozen parameter is its own average.
-            match self.averaged && self.index.tensors.contains_key(&average) {
-                true => self.find(&average, place, dtype),
-                false => self.find_weight(name, place, dtype),
-            }
-        };
+        let find =
+            |param: &Param| self.find_param(param.name(), param.shard_spec(), param.leaf().dtype());
         params.iter().try_for_each(|param| find(param).map(|_| ()))?;
         let mut reader = CheckpointReader::new(&self.folder);
         for param in params {
@@ -259,6 +262,21 @@ impl Checkpoint {
                 Ok((name.clone(), tensor))
             })
             .collect()
+    }
+
+    /// The record of a parameter's value.
+    pub(super) fn find_param(
+        &self,
+        name: &str,
+        place: &ShardSpec,
+        dtype: DType,
+    ) -> Result<&TensorRecord> {
+        let average = moment_name(EMA, name);
+        // A frozen parameter is its own average.
+        match self.averaged && self.index.tensors.contains_key(&average) {
+            true => self.find(&average, place, dtype),
+            false => self.find_weight(name, place, dtype),
+        }
     }
 
     /// The record of a weight: where more than 16 bits are wanted, of the master weight if there is one.
@@ -337,7 +355,7 @@ fn document<T: DeserializeOwned>(
         .map_err(|error| format!("'{}' is damaged: {error}", path.display()))
 }
 
-fn damaged(folder: &Path, fault: Fault) -> Error {
+pub(super) fn damaged(folder: &Path, fault: Fault) -> Error {
     let beside = folder.parent().filter(|parent| !parent.as_os_str().is_empty());
     let offer = offer(beside.unwrap_or(Path::new(".")), Some(folder));
     Error::io("checkpoint", format!("{fault}{offer}"))

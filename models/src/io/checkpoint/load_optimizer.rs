@@ -1,9 +1,10 @@
 //! Loading the state of an optimizer.
 
 use ferrotron_nn::{EMA, MASTER, Optimizer};
-use ferrotron_tensor::{Error, Result, ShardSpec};
+use ferrotron_tensor::{DType, Error, Result, ShardSpec};
 use std::collections::{BTreeMap, BTreeSet};
 
+use super::index::TensorRecord;
 use super::load::Checkpoint;
 use super::reader::CheckpointReader;
 use super::{OPTIMIZER, moment_name};
@@ -14,6 +15,17 @@ impl Checkpoint {
     /// # Errors
     /// A checkpoint without moments or with another optimizer's; other dims or another dtype.
     pub fn load_optimizer(&self, optimizer: &mut Optimizer) -> Result<()> {
+        self.check_optimizer(optimizer)?;
+        let mut reader = CheckpointReader::new(&self.folder);
+        optimizer.visit_mut(|name, moment, place, tensor| {
+            reader.read(self.find_state(name, moment, place, tensor.dtype())?, place, tensor)
+        })?;
+        optimizer.set_steps(self.progress.optimizer_steps);
+        Ok(())
+    }
+
+    /// Errors as [`Checkpoint::load_optimizer`], before anything is changed.
+    pub(super) fn check_optimizer(&self, optimizer: &Optimizer) -> Result<()> {
         if !self.has_optimizer() {
             return Err(Error::io(
                 "checkpoint",
@@ -21,7 +33,21 @@ impl Checkpoint {
             ));
         }
         self.check_rule(optimizer)?;
-        let find = |name: &str, moment: &str, place: &ShardSpec, dtype| match moment {
+        optimizer.visit(|name, moment, place, tensor| {
+            self.check_trained(name, moment)?;
+            self.find_state(name, moment, place, tensor.dtype()).map(drop)
+        })
+    }
+
+    /// The record of a state of the optimizer.
+    pub(super) fn find_state(
+        &self,
+        name: &str,
+        moment: &str,
+        place: &ShardSpec,
+        dtype: DType,
+    ) -> Result<&TensorRecord> {
+        match moment {
             // Weights of a run in f32 are as good as master weights.
             MASTER => self.find_weight(name, place, dtype),
             // A run may begin to average.
@@ -29,17 +55,7 @@ impl Checkpoint {
                 self.find_weight(name, place, dtype)
             }
             _ => self.find(&moment_name(moment, name), place, dtype),
-        };
-        optimizer.visit(|name, moment, place, tensor| {
-            self.check_trained(name, moment)?;
-            find(name, moment, place, tensor.dtype()).map(|_| ())
-        })?;
-        let mut reader = CheckpointReader::new(&self.folder);
-        optimizer.visit_mut(|name, moment, place, tensor| {
-            reader.read(find(name, moment, place, tensor.dtype())?, place, tensor)
-        })?;
-        optimizer.set_steps(self.progress.optimizer_steps);
-        Ok(())
+        }
     }
 
     /// Errors if the checkpoint has states of a parameter of `optimizer` that its update rule does not have.

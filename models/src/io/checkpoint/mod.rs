@@ -34,23 +34,28 @@
 //!  the rest  |                      | write theirs, index-NNNNN.json each   |
 //! ```
 //!
-//! and load in one: each compares the checksums of some of the files ([`Checkpoint::verify`]), and when all
-//! have, reads what it needs. A rank that fails in between ends the others' calls with its reason, and the
-//! temporary folder is removed.
+//! A rank that fails in between ends the others' calls with its reason, and the temporary folder is removed.
+//!
+//! They load together, too: each byte is read once, by one of them, compared with the checksums on the way, and sent to
+//! those that need it.
 
 mod comparison;
 mod folder;
 mod index;
 mod load;
 mod load_optimizer;
+mod load_training_state;
 mod pending_save;
 mod processor;
 mod rank_files;
+mod read_plan;
 mod reader;
 mod retention;
 mod save;
 mod saved_model;
 mod shards;
+mod share_reader;
+mod shared_load;
 mod slices;
 mod snapshot_buffers;
 mod summary;
@@ -59,9 +64,10 @@ mod weights_file;
 pub use comparison::{
     Comparison, FieldDifference, TensorDifference, TensorDifferenceKind, Tolerance,
 };
-pub(crate) use folder::name as folder_name;
+pub(crate) use folder::{list as list_folders, name as folder_name, step as folder_step};
 pub use load::Checkpoint;
 pub use pending_save::PendingSave;
+pub(crate) use pending_save::lower_priority;
 pub use processor::{processor_change, record_processor};
 pub use retention::{Retention, clean};
 pub use save::{Snapshot, allocate_buffers, save, save_async};
@@ -126,5 +132,7 @@ fn is_moment(name: &str) -> bool {
 mod layout_tests;
 #[cfg(test)]
 mod pending_save_tests;
+#[cfg(test)]
+mod shared_load_tests;
 #[cfg(test)]
 mod tests;

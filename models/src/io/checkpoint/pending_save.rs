@@ -24,7 +24,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
-use std::thread::JoinHandle;
+use std::thread::{JoinHandle, sleep};
 use std::time::Duration;
 
 use super::folder::{self, Staging};
@@ -40,6 +40,8 @@ pub(super) type Documents = Vec<(&'static str, String)>;
 pub(super) enum Writes {
     Here,
     InThread,
+    /// Beside training steps, which come first.
+    InBackground,
 }
 
 /// The result of a writer: what was written, or nothing more than that the checkpoint is published.
@@ -172,9 +174,8 @@ impl PendingSave {
             Some(Err(fault)) if self.writer.told => Some(fault),
             _ => None,
         };
-        self.writer.stop();
         // None writes any more behind this, and the folder can be removed.
-        if let Err(error) = self.world.barrier().wait() {
+        if let Err(error) = self.wait_for_writers() {
             return error;
         }
         self.unpublished = None;
@@ -189,11 +190,41 @@ impl PendingSave {
     }
 }
 
+impl PendingSave {
+    /// Makes all ranks' writers end and waits until they have, however long a disk takes for what it was given.
+    fn wait_for_writers(&mut self) -> Result<()> {
+        let host = Device::cpu(1)?;
+        self.writer.cancelled.store(true, Relaxed);
+        loop {
+            if self.writer.is_running() {
+                sleep(POLL_INTERVAL);
+            }
+            let running = f64::from(u8::from(self.writer.is_running()));
+            if self.world.sum(&host, running)? == 0.0 {
+                self.writer.stop();
+                return Ok(());
+            }
+        }
+    }
+}
+
 impl Drop for PendingSave {
     fn drop(&mut self) {
         self.writer.stop();
     }
 }
+
+/// Gives this thread a low priority: it runs where cores are free, and gets a tenth of one where none is.
+pub(crate) fn lower_priority() {
+    // Elsewhere than on Linux this would be the priority of the process.
+    #[cfg(target_os = "linux")]
+    let _ = rustix::process::setpriority_process(None, BACKGROUND_NICENESS); // a matter of speed alone
+}
+
+/// The niceness of a thread in the background. The lowest priority, 19, would be a hundredth of a busy core: a save might
+/// not end before the next one.
+#[cfg(target_os = "linux")]
+const BACKGROUND_NICENESS: i32 = 10;
 
 /// A thread that writes, or what one has written.
 struct Writer {
@@ -215,9 +246,12 @@ impl Writer {
         let (mut thread, mut written) = (None, None);
         match writes {
             Writes::Here => written = Some(work(&cancelled)),
-            Writes::InThread => {
+            Writes::InThread | Writes::InBackground => {
                 let seen = cancelled.clone();
                 let run = move || {
+                    if writes == Writes::InBackground {
+                        lower_priority();
+                    }
                     // The receiver is gone if the save was given up.
                     let _ = sender.send(work(&seen));
                 };
@@ -241,6 +275,10 @@ impl Writer {
                 Some(Err("the thread that writes has ended without a result".into()))
             }
         };
+    }
+
+    fn is_running(&self) -> bool {
+        self.thread.as_ref().is_some_and(|thread| !thread.is_finished())
     }
 
     /// Makes it end, and waits until it has.

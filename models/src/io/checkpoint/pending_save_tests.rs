@@ -86,6 +86,30 @@ fn a_rank_that_fails_stops_the_others() {
     }
 }
 
+/// A disk that takes what it was given for longer than a call may take.
+#[test]
+fn a_rank_that_fails_waits_for_the_others_disks() {
+    let folder = tempfile::tempdir().unwrap();
+    let dir = folder.path();
+    let config = WorldConfig { timeout: Duration::from_millis(800) };
+    let found = run_threads(2, &config, |world| {
+        let world = world.everyone()?;
+        let fails = world.rank() == 0;
+        let pending = begin(dir, &world, move |_| {
+            if !fails {
+                sleep(Duration::from_millis(2500));
+            }
+            Err(if fails { "the disk is full" } else { "cancelled" }.to_string())
+        })?;
+        pending.wait()
+    });
+    for error in found {
+        let error = error.unwrap_err().to_string();
+        assert!(error.contains("step 1 was not saved: the disk is full; earlier"), "{error}");
+    }
+    assert_eq!(std::fs::read_dir(dir).unwrap().count(), 0);
+}
+
 #[test]
 fn a_save_that_is_given_up_leaves_nothing() {
     let folder = tempfile::tempdir().unwrap();

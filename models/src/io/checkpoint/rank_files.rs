@@ -69,7 +69,8 @@ impl RankFiles {
                 for (d, (&start, &len)) in local.iter().zip(&slice.shape).enumerate() {
                     part = part.narrow(d as isize, start, len)?;
                 }
-                record.pieces.push(SliceRecord { file: file.to_string(), key: key.clone(), slice });
+                let (file, start) = (file.to_string(), 0);
+                record.pieces.push(SliceRecord { file, key: key.clone(), slice, start });
                 tensors.push((FileTensor::new(key, &part), part));
             }
         }

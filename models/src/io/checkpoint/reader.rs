@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::path::Path;
 
 use super::index::TensorRecord;
+use super::read_plan::difference;
 use super::slices::{Copy, boxes};
 use crate::io::tensor_file::TensorFile;
 
@@ -102,8 +103,4 @@ impl<'a> CheckpointReader<'a> {
         }
         Ok(())
     }
-}
-
-fn difference(a: &[usize], b: &[usize]) -> Vec<usize> {
-    a.iter().zip(b).map(|(a, b)| a - b).collect()
 }

@@ -189,7 +189,7 @@ fn begin(
     // What a GPU holds is read by the thread that gives it work.
     let on_gpu = files.live().iter().any(|tensor| tensor.device().is_gpu());
     let (files, writes) = match buffers {
-        Some(buffers) => (files.copied(buffers)?, Writes::InThread),
+        Some(buffers) => (files.copied(buffers)?, Writes::InBackground),
         None if on_gpu || world.size() == 1 => (files, Writes::Here),
         None => (files, Writes::InThread),
     };

@@ -79,7 +79,7 @@ pub fn list(dir: &Path) -> Result<Vec<CheckpointSummary>> {
 }
 
 fn contents(folder: &Path) -> std::result::Result<CheckpointContents, Fault> {
-    let index = Index::read(folder)?;
+    let mut index = Index::read(folder)?;
     index.verify_headers(folder)?;
     Ok(CheckpointContents {
         bytes: index.files.values().map(|record| record.bytes).sum(),

@@ -260,7 +260,8 @@ fn load_params(params: &[Param], path: &Path, strict: bool) -> Result<LoadReport
             continue;
         }
         let slice = Slice { offset: vec![0; shape.len()], shape: shape.to_vec() };
-        let piece = SliceRecord { file: name.clone(), key: param.name().to_string(), slice };
+        let piece =
+            SliceRecord { file: name.clone(), key: param.name().to_string(), slice, start: 0 };
         let (dtype, shape) = (dtype.to_string(), shape.to_vec());
         records.insert(param.name(), TensorRecord { dtype, shape, pieces: vec![piece] });
     }

@@ -2,10 +2,11 @@
 
 use ferrotron_tensor::{Error, Result};
 use std::path::PathBuf;
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use super::config::RunConfig;
-use crate::io::checkpoint::PendingSave;
+use crate::io::checkpoint::{PendingSave, lower_priority};
 use crate::io::tokenizer::Tokenizer;
 use crate::training::trainer::{Model, SaveMode, Trainer};
 
@@ -16,6 +17,8 @@ pub(super) struct Saving<'a> {
     /// Whether this rank deletes superseded checkpoints.
     first: bool,
     pending: Option<PendingSave>,
+    /// Deletes superseded checkpoints while training goes on.
+    deleting: Option<JoinHandle<Result<()>>>,
     /// The step that was saved last, and where.
     saved: Option<(u64, PathBuf)>,
 }
@@ -30,7 +33,7 @@ pub(super) struct Waited {
 
 impl<'a> Saving<'a> {
     pub fn new(config: &'a RunConfig, tokenizer: Option<&'a Tokenizer>, first: bool) -> Saving<'a> {
-        Saving { config, tokenizer, first, pending: None, saved: None }
+        Saving { config, tokenizer, first, pending: None, deleting: None, saved: None }
     }
 
     /// The folder of the last checkpoint of `step`, if it is published.
@@ -51,7 +54,15 @@ impl<'a> Saving<'a> {
     pub fn advance(&mut self, sums: [f64; 2]) -> Result<Option<PathBuf>> {
         let Some(mut pending) = self.pending.take() else { return Ok(None) };
         match pending.advance(sums)? {
-            Some(folder) => self.publish(pending.step(), folder).map(Some),
+            Some(folder) => {
+                self.finish_deleting()?;
+                if self.first {
+                    let (retention, dir) = (self.config.retention, self.config.folder.clone());
+                    self.deleting = Some(in_background(move || retention.apply(&dir))?);
+                }
+                self.saved = Some((pending.step(), folder.clone()));
+                Ok(Some(folder))
+            }
             None => {
                 self.pending = Some(pending);
                 Ok(None)
@@ -59,8 +70,9 @@ impl<'a> Saving<'a> {
         }
     }
 
-    /// Waits for the checkpoint that is being written, if there is one.
+    /// Waits for the checkpoint that is being written, if there is one, and until superseded ones are deleted.
     pub fn finish(&mut self) -> Result<Option<PathBuf>> {
+        self.finish_deleting()?;
         let Some(pending) = self.pending.take() else { return Ok(None) };
         let step = pending.step();
         let folder = pending.wait()?;
@@ -94,6 +106,13 @@ impl<'a> Saving<'a> {
         self.publish(trainer.progress().step, folder)
     }
 
+    /// Waits until superseded checkpoints are deleted: a save that begins removes what looks half deleted.
+    fn finish_deleting(&mut self) -> Result<()> {
+        let failed = || Error::value("checkpoint", "a thread that deletes has failed");
+        let deleted = self.deleting.take().map(|thread| thread.join().map_err(|_| failed())?);
+        deleted.unwrap_or(Ok(()))
+    }
+
     fn publish(&mut self, step: u64, folder: PathBuf) -> Result<PathBuf> {
         if self.first {
             self.config.retention.apply(&self.config.folder)?;
@@ -101,6 +120,25 @@ impl<'a> Saving<'a> {
         self.saved = Some((step, folder.clone()));
         Ok(folder)
     }
+}
+
+impl Drop for Saving<'_> {
+    fn drop(&mut self) {
+        // An earlier error is the one to report.
+        let _ = self.finish_deleting();
+    }
+}
+
+/// Runs `work` in a thread to which training does not give way.
+fn in_background(
+    work: impl FnOnce() -> Result<()> + Send + 'static,
+) -> Result<JoinHandle<Result<()>>> {
+    let run = || {
+        lower_priority();
+        work()
+    };
+    let started = std::thread::Builder::new().name("checkpoint".into()).spawn(run);
+    started.map_err(|error| Error::io("checkpoint", format!("cannot start a thread: {error}")))
 }
 
 /// Errors on all ranks if a weight of one is not finite.

@@ -46,7 +46,9 @@ impl Samples for Batches {
     }
 }
 
-struct Watcher(Vec<Metrics>);
+/// The metrics of all steps, and all warnings.
+#[derive(Default)]
+struct Watcher(Vec<Metrics>, Vec<String>);
 
 impl Observer for Watcher {
     fn step(&mut self, metrics: &Metrics) {
@@ -55,7 +57,7 @@ impl Observer for Watcher {
     fn evaluated(&mut self, _: u64, _: &Evaluation) {}
     fn saved(&mut self, _: &Path) {}
     fn warning(&mut self, message: &str) {
-        panic!("{message}");
+        self.1.push(message.into());
     }
 }
 
@@ -68,6 +70,19 @@ fn train(
     folder: &Path,
     exit_interval: Option<u64>,
 ) -> Result<Vec<Metrics>> {
+    let Watcher(metrics, warnings) = watch(layout, on_bad_step, batches, folder, exit_interval)?;
+    assert!(warnings.is_empty(), "{warnings:?}");
+    Ok(metrics)
+}
+
+/// The same with the warnings.
+fn watch(
+    layout: &Layout,
+    on_bad_step: OnBadStep,
+    batches: &[u64],
+    folder: &Path,
+    exit_interval: Option<u64>,
+) -> Result<Watcher> {
     let world = layout.data * layout.pipeline;
     let dims = ParallelDims::new(world, 1, 1, layout.pipeline)?;
     let ranks = run_threads(world, &WorldConfig::default(), |world| {
@@ -103,11 +118,11 @@ fn train(
         };
         let samples = Batches(batches.to_vec());
         let data = RunData { train: &samples, validation: None, tokenizer: None };
-        let mut watcher = Watcher(Vec::new());
+        let mut watcher = Watcher::default();
         run(&mut trainer, &data, &config, &StopFlag::default(), &mut watcher)?;
-        Ok(watcher.0)
+        Ok(watcher)
     });
-    let ranks: Vec<Vec<Metrics>> = ranks.into_iter().collect::<Result<_>>()?;
+    let ranks: Vec<Watcher> = ranks.into_iter().collect::<Result<_>>()?;
     Ok(ranks.into_iter().next().unwrap_or_default())
 }
 
@@ -206,5 +221,30 @@ fn a_bad_step_stops_or_has_nowhere_to_go() -> Result<()> {
     assert!(message.contains("step 12: loss NaN") && message.contains("too many bad"), "{message}");
     let message = stopped(OnBadStep::Rewind, &[vec![1, 2, 3, 4], [5, NAN].repeat(20)].concat());
     assert!(message.contains("step 26: ") && message.contains("too many bad"), "{message}");
+    Ok(())
+}
+
+/// The regular checkpoint of step 8 is damaged; the one of step 9, where the run was stopped, is not.
+#[test]
+fn a_rewind_passes_over_damaged_checkpoints() -> Result<()> {
+    let batches: Vec<u64> = (1..=STEPS).collect();
+    for layout in &LAYOUTS[..2] {
+        let folder = tempfile::tempdir().unwrap();
+        train(layout, OnBadStep::Skip, &batches, folder.path(), Some(9))?;
+        let damaged = folder.path().join("iter_0000008");
+        let files = std::fs::read_dir(&damaged).unwrap().map(|entry| entry.unwrap().path());
+        for file in files.filter(|file| file.to_string_lossy().contains("model")) {
+            let mut bytes = std::fs::read(&file).unwrap();
+            *bytes.last_mut().unwrap() ^= 1;
+            std::fs::write(file, bytes).unwrap();
+        }
+        let Watcher(metrics, warnings) =
+            watch(layout, OnBadStep::Rewind, &batches, folder.path(), None)?;
+        let bad = metrics.iter().find(|metrics| metrics.step == OUTLIER).unwrap();
+        assert_eq!(bad.rewound_to, Some(9), "{warnings:?}");
+        assert_eq!(warnings.len(), 1, "{warnings:?}");
+        assert!(warnings[0].contains("step 11: rewound to '"), "{warnings:?}");
+        assert!(warnings[0].contains("iter_0000008") && warnings[0].contains("is damaged"));
+    }
     Ok(())
 }

@@ -1,0 +1,307 @@
+//! A load by all ranks together: each byte is read once, by one of them, and sent to those that need it.
+//!
+//! ```text
+//!  reader thread     reads a window of this rank's share, and adds to the checksums of its files
+//!                        |
+//!  training thread   flags [unready, failed], summed over ranks every tenth of a second until all have a window
+//!                    copies to its own tensors what it needs; exchanges the rest with one rank after another
+//! ```
+//!
+//! No call takes as long as a disk does, so that none times out. At the end each rank combines the checksums of all
+//! shares. If a file cannot be read or is damaged, all ranks return the same fault, and their group still works; tensors
+//! may be overwritten in part.
+
+use ferrotron_parallel::agreement::gather_values;
+use ferrotron_parallel::collective::{Group, Reduction};
+use ferrotron_parallel::long_work::POLL_INTERVAL;
+use ferrotron_tensor::{DType, Device, Error, Result, ShardSpec, Tensor};
+use std::collections::HashMap;
+use std::ops::Range;
+use std::path::Path;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel, sync_channel};
+use std::thread;
+
+use super::index::{Index, TensorRecord};
+use super::read_plan::{Part, ReadPlan, bytes_in, overlapping};
+use super::share_reader::{ShareReader, Stretch, compare};
+use crate::io::tensor_file::Fault;
+
+/// Bytes that a rank reads at a time. It holds two windows, and a message of this size at most in each direction.
+pub(super) const WINDOW: u64 = 4 << 20;
+
+/// A tensor to be filled: what is stored of it, and this rank's part.
+pub(super) type Wanted<'a> = (&'a TensorRecord, ShardSpec);
+
+/// Calls a function with the target of a number, a contiguous tensor, to overwrite a part of it.
+pub(super) type WriteTarget<'t> =
+    dyn FnMut(usize, &mut dyn FnMut(&mut Tensor) -> Result<()>) -> Result<()> + 't;
+
+/// Part of a tensor in messages between ranks: its number in the index, and the ranges of each dim.
+type Wish = (usize, Vec<Vec<(usize, usize)>>);
+
+/// Fills the tensors that this rank wants, and returns the number of bytes that it has read. All ranks of `world` call
+/// this, each with what it wants, and with the same size of windows.
+///
+/// Errors as collectives and `write` do. A fault of the checkpoint is returned as such, on all ranks.
+pub(super) fn load_shared(
+    (folder, index): (&Path, &Index),
+    (world, window): (&Group, u64),
+    wanted: &[Wanted],
+    write: &mut WriteTarget,
+) -> Result<std::result::Result<u64, Fault>> {
+    let plan = ReadPlan::new(index, world.size(), window);
+    let rank = world.rank();
+    let wishes = exchange_wishes(index, world, wanted)?;
+    let own = plan.parts(wanted, plan.all())?;
+    let others = wishes.iter().enumerate().map(|(peer, wishes)| match peer == rank {
+        true => Ok(Vec::new()),
+        false => plan.parts(wishes, plan.share(rank)),
+    });
+    let others = others.collect::<Result<Vec<_>>>()?;
+    let mut exchange =
+        Exchange { plan: &plan, world, host: Device::cpu(1)?, own, others, staged: HashMap::new() };
+    thread::scope(|scope| {
+        let (full, windows) = sync_channel(0);
+        let (spent, empty) = channel();
+        let mut reader = ShareReader::new(&plan, folder);
+        let read = scope.spawn(move || {
+            for round in 0..reader.rounds() {
+                let buffer = empty.try_recv().unwrap_or_default();
+                let window = reader.read(rank, round, buffer);
+                let failed = window.is_err();
+                // The receiver is gone if the load was given up.
+                if full.send(window).is_err() || failed {
+                    break;
+                }
+            }
+            reader.stretches()
+        });
+        for round in 0..plan.rounds() {
+            let window = match exchange.next(&windows)? {
+                Ok(window) => window,
+                Err(fault) => return Ok(Err(fault)),
+            };
+            exchange.round(round, &window, write)?;
+            // The reader is gone behind its last window.
+            let _ = spent.send(window);
+        }
+        let stretches =
+            read.join().map_err(|_| Error::value("checkpoint", "a thread has failed"))?;
+        let bytes: u64 = stretches.iter().map(|stretch| stretch.bytes).sum();
+        let all: Vec<Stretch> = gather_values(world, &stretches)?.into_iter().flatten().collect();
+        Ok(compare(&plan, folder, all).map(|()| bytes))
+    })
+}
+
+/// The targets of every rank.
+fn exchange_wishes<'i>(
+    index: &'i Index,
+    world: &Group,
+    wanted: &[Wanted],
+) -> Result<Vec<Vec<Wanted<'i>>>> {
+    let records: Vec<&TensorRecord> = index.tensors.values().collect();
+    let numbers = records.iter().enumerate();
+    let numbers: HashMap<_, _> =
+        numbers.map(|(i, &record)| (std::ptr::from_ref(record), i)).collect();
+    let wish = |(record, place): &Wanted| -> Wish {
+        let dims = 0..place.dims().len();
+        (numbers[&std::ptr::from_ref(*record)], dims.map(|d| place.pieces(d).to_vec()).collect())
+    };
+    let own: Vec<Wish> = wanted.iter().map(wish).collect();
+    let wanted = |(number, pieces): Wish| -> Result<Wanted<'i>> {
+        let record = *records.get(number).ok_or_else(|| {
+            Error::value("checkpoint", format!("another rank wants tensor {number} of the index"))
+        })?;
+        let pieces: Vec<&[(usize, usize)]> = pieces.iter().map(Vec::as_slice).collect();
+        Ok((record, ShardSpec::new(&record.shape, &pieces)?))
+    };
+    let ranks = gather_values(world, &own)?.into_iter();
+    ranks.map(|wishes| wishes.into_iter().map(wanted).collect()).collect()
+}
+
+/// The exchange of what ranks have read.
+struct Exchange<'a> {
+    plan: &'a ReadPlan<'a>,
+    world: &'a Group,
+    host: Device,
+    /// What this rank needs of all files.
+    own: Vec<Part<'a>>,
+    /// What each other rank needs of this rank's share.
+    others: Vec<Vec<Part<'a>>>,
+    /// Tensors of GPUs, in host memory until they are complete, and the number of bytes that are missing.
+    staged: HashMap<usize, (Vec<u8>, usize)>,
+}
+
+impl Exchange<'_> {
+    /// Waits until every rank has read its next window. A fault of one is returned on all.
+    fn next(
+        &self,
+        windows: &Receiver<std::result::Result<Vec<u8>, Fault>>,
+    ) -> Result<std::result::Result<Vec<u8>, Fault>> {
+        let mut own = None;
+        loop {
+            if own.is_none() {
+                own = match windows.recv_timeout(POLL_INTERVAL) {
+                    Ok(window) => Some(window),
+                    Err(RecvTimeoutError::Timeout) => None,
+                    Err(RecvTimeoutError::Disconnected) => {
+                        Some(Err("the thread that reads has ended without a result".into()))
+                    }
+                };
+            }
+            let flags = [own.is_none(), matches!(own, Some(Err(_)))];
+            let flags = flags.map(|flag| f64::from(u8::from(flag)));
+            let flags = Tensor::from_slice(&self.host, &flags, &[2])?;
+            let sums = self.world.all_reduce(flags, Reduction::Sum)?.wait()?.to_vec::<f64>()?;
+            if sums[1] > 0.0 {
+                let own = own.and_then(std::result::Result::err).unwrap_or_default();
+                let faults = gather_values(self.world, &[own])?.into_iter().flatten();
+                return Ok(Err(faults
+                    .filter(|fault| !fault.is_empty())
+                    .next()
+                    .unwrap_or_default()));
+            }
+            if sums[0] == 0.0
+                && let Some(own) = own.take()
+            {
+                return Ok(own);
+            }
+        }
+    }
+
+    /// Delivers what all ranks have read in a round; `window` is what this one has.
+    ///
+    /// Ranks meet in pairs, as in a tournament: in each step a rank has one partner, and the lower of both sends first.
+    fn round(&mut self, round: u64, window: &[u8], write: &mut WriteTarget) -> Result<()> {
+        let (rank, size) = (self.world.rank(), self.world.size());
+        for step in 0..size {
+            let peer = (step + size - rank) % size;
+            if peer == rank {
+                self.keep(round, window, write)?;
+            } else if rank < peer {
+                self.send(round, window, peer)?;
+                self.receive(round, peer, write)?;
+            } else {
+                self.receive(round, peer, write)?;
+                self.send(round, window, peer)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Copies to this rank's tensors what it has read for itself.
+    fn keep(&mut self, round: u64, window: &[u8], write: &mut WriteTarget) -> Result<()> {
+        let positions = self.plan.window(self.world.rank(), round);
+        for part in overlapping(&self.own, &positions) {
+            let source = |position: u64, length: usize| {
+                let at = (position - positions.start) as usize;
+                &window[at..at + length]
+            };
+            deliver(&self.host, part, &positions, source, &mut self.staged, write)?;
+        }
+        Ok(())
+    }
+
+    fn send(&self, round: u64, window: &[u8], peer: usize) -> Result<()> {
+        let positions = self.plan.window(self.world.rank(), round);
+        let parts = overlapping(&self.others[peer], &positions);
+        let bytes = bytes_in(parts, &positions);
+        if bytes == 0 {
+            return Ok(());
+        }
+        let mut message = Tensor::empty(&self.host, DType::U8, &[bytes])?;
+        message.write_bytes(|mut message| {
+            for part in parts {
+                part.runs(&positions, |position, _, length| {
+                    let (run, rest) = std::mem::take(&mut message).split_at_mut(length);
+                    let at = (position - positions.start) as usize;
+                    run.copy_from_slice(&window[at..at + length]);
+                    message = rest;
+                    Ok::<(), Error>(())
+                })?;
+            }
+            Ok(())
+        })?;
+        self.world.send(message, peer)?.wait()
+    }
+
+    fn receive(&mut self, round: u64, peer: usize, write: &mut WriteTarget) -> Result<()> {
+        let positions = self.plan.window(peer, round);
+        let parts = overlapping(&self.own, &positions);
+        let bytes = bytes_in(parts, &positions);
+        if bytes == 0 {
+            return Ok(());
+        }
+        let message = Tensor::empty(&self.host, DType::U8, &[bytes])?;
+        let message = self.world.recv(message, peer)?.wait()?;
+        let message = message.bytes()?;
+        let mut at = 0;
+        for part in parts {
+            let source = |_: u64, length: usize| {
+                at += length;
+                &message[at - length..at]
+            };
+            deliver(&self.host, part, &positions, source, &mut self.staged, write)?;
+        }
+        Ok(())
+    }
+}
+
+/// Writes the bytes of a part that lie in a window to its target, in the target's dtype. `source` gives the bytes from a
+/// position on, run by run.
+fn deliver<'s>(
+    host: &Device,
+    part: &Part,
+    window: &Range<u64>,
+    mut source: impl FnMut(u64, usize) -> &'s [u8],
+    staged: &mut HashMap<usize, (Vec<u8>, usize)>,
+    write: &mut WriteTarget,
+) -> Result<()> {
+    write(part.target, &mut |tensor: &mut Tensor| {
+        let dtype = tensor.dtype();
+        let mut cast = None;
+        if dtype != part.dtype {
+            let mut stored = Vec::new();
+            part.runs(window, |position, _, length| {
+                stored.extend_from_slice(source(position, length));
+                Ok::<(), Error>(())
+            })?;
+            let mut values = Tensor::empty(host, part.dtype, &[stored.len() / part.dtype.size()])?;
+            values.write_bytes(|bytes| {
+                bytes.copy_from_slice(&stored);
+                Ok(())
+            })?;
+            cast = Some(values.cast(dtype)?);
+        }
+        let cast = cast.as_ref().map(Tensor::bytes).transpose()?;
+        let scaled = |bytes: usize| bytes / part.dtype.size() * dtype.size();
+        let mut copied = 0;
+        let mut copy = |bytes: &mut [u8]| {
+            part.runs(window, |position, to, length| {
+                let (to, length_there) = (scaled(to), scaled(length));
+                let run = &mut bytes[to..to + length_there];
+                match &cast {
+                    Some(cast) => run.copy_from_slice(&cast[copied..copied + length_there]),
+                    None => run.copy_from_slice(source(position, length)),
+                }
+                copied += length_there;
+                Ok::<(), Error>(())
+            })
+        };
+        if !tensor.device().is_gpu() {
+            return tensor.write_bytes(copy);
+        }
+        let whole = tensor.numel() * dtype.size();
+        let (bytes, missing) = staged.entry(part.target).or_insert_with(|| (vec![0; whole], whole));
+        copy(bytes)?;
+        *missing -= copied;
+        if *missing == 0 {
+            tensor.write_bytes(|target| {
+                target.copy_from_slice(bytes);
+                Ok(())
+            })?;
+            staged.remove(&part.target);
+        }
+        Ok(())
+    })
+}
