@@ -19,7 +19,15 @@ impl<M: Model> Trainer<M> {
         let world = self.mesh.world().clone();
         let (data_parallel, optimizer) = (&self.data_parallel, &mut self.optimizer);
         run_long(&world, |_| {
-            data_parallel.load(|params| weights.fill(params))?;
+            data_parallel.reshard_weights()?;
+            let buffers = data_parallel.buffers();
+            for bucket in buffers.groups() {
+                for (number, (name, place)) in bucket.local_weights().iter().enumerate() {
+                    bucket.write_weight(number, |tensor| weights.copy(name, place, tensor))?;
+                }
+            }
+            weights.fill(buffers.frozen())?;
+            buffers.mark_updated();
             optimizer.visit_mut(|name, moment, place, tensor| match moment {
                 // These begin as the weights.
                 MASTER | EMA => weights.copy(name, place, tensor),
