@@ -247,3 +247,44 @@ fn what_contradicts_a_folder_is_refused_in_one_line() {
         .unwrap();
     succeeded(ferrotron(path, &["export", "--load", "hf", "--output", "out"]));
 }
+
+/// Tokens of a made text, as nanoGPT's files hold them.
+fn folder_with_tokens(vocab_size: u16) -> TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    let tokens = (0..2000_u32).map(|i| (i * i % 97) as u16 % vocab_size);
+    let bytes: Vec<u8> = tokens.flat_map(u16::to_le_bytes).collect();
+    std::fs::write(folder.path().join("text.bin"), bytes).unwrap();
+    folder
+}
+
+#[test]
+fn every_family_is_trained_on_in_layouts_and_written_again() {
+    let folder = folder_with_tokens(32);
+    let path = folder.path();
+    let layouts = [
+        &["--tensor-model-parallel-size", "2", "--sequence-parallel"][..],
+        &["--pipeline-model-parallel-size", "2"],
+        &["--context-parallel-size", "2", "--zero-stage", "3"],
+    ];
+    let names =
+        ["gpt2", "llama", "smollm", "mistral", "qwen2", "qwen3", "pythia", "neox-sequential"];
+    for (name, layout) in names.iter().zip(layouts.iter().cycle()) {
+        copy(&fixture("families").join(name), &path.join(name));
+        let losses = |run: &str, more: &[&str]| -> Vec<f64> {
+            let run = format!("{name}-{run}");
+            let start = ["train", "--load", name, "--data", "text.bin", "--vocab-size", "32"];
+            let save = ["--seq-length", "16", "--save", &run];
+            succeeded(ferrotron(path, &[&start, STEPS, &save, more].concat()));
+            metrics(path, &run).iter().map(|line| line["loss"].as_f64().unwrap()).collect()
+        };
+        let one = losses("one", &[]);
+        let two = losses("two", &[&["--nproc", "2"], *layout].concat());
+        for (one, two) in one.iter().zip(&two) {
+            assert!((one - two).abs() < 1e-5 * one, "{name}: {one} {two}");
+        }
+        let want = exported(path, name);
+        for run in ["one", "two"] {
+            assert!(exported(path, &format!("{name}-{run}")) == want, "{name} {run}");
+        }
+    }
+}
