@@ -127,10 +127,7 @@ impl Samples for Prefetch {
     fn batch(&self, first_sample: u64, micro_batch: usize) -> Result<Batch> {
         let request = (first_sample, micro_batch);
         let mut queue = self.shared.lock();
-        loop {
-            let Some(place) = queue.entries.iter().position(|entry| entry.0 == request) else {
-                break;
-            };
+        while let Some(place) = queue.entries.iter().position(|entry| entry.0 == request) {
             match queue.entries.remove(place) {
                 Some((_, State::Ready(batch))) => return batch,
                 // Nobody has begun: the caller is as fast.

@@ -155,11 +155,9 @@ impl Exchange<'_> {
             let sums = self.world.all_reduce(flags, Reduction::Sum)?.wait()?.to_vec::<f64>()?;
             if sums[1] > 0.0 {
                 let own = own.and_then(std::result::Result::err).unwrap_or_default();
-                let faults = gather_values(self.world, &[own])?.into_iter().flatten();
-                return Ok(Err(faults
-                    .filter(|fault| !fault.is_empty())
-                    .next()
-                    .unwrap_or_default()));
+                let mut faults = gather_values(self.world, &[own])?.into_iter().flatten();
+                let first = faults.find(|fault: &String| !fault.is_empty());
+                return Ok(Err(first.unwrap_or_default()));
             }
             if sums[0] == 0.0
                 && let Some(own) = own.take()
