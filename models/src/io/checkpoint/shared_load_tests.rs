@@ -43,13 +43,16 @@ fn saved(dir: &Path) -> PathBuf {
     ranks.into_iter().next().unwrap().unwrap()
 }
 
+/// The numbers of each tensor that was wanted, and the bytes that this rank read.
+type Loaded = (Vec<Vec<f64>>, u64);
+
 /// Loads a part of each matrix, in a dtype, and returns the values and the bytes that were read.
 fn load(
     checkpoint: &Checkpoint,
     (world, window): (&Group, u64),
     place: &ShardSpec,
     dtype: DType,
-) -> Result<std::result::Result<(Vec<Vec<f64>>, u64), String>> {
+) -> Result<std::result::Result<Loaded, String>> {
     let host = Device::cpu(1)?;
     let wanted: Vec<Wanted> =
         ["w0", "w1"].map(|name| (&checkpoint.index.tensors[name], place.clone())).into();
