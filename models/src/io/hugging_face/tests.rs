@@ -234,7 +234,10 @@ fn a_model_in_several_files_and_a_stored_head_are_read() -> Result<()> {
     crate::io::tensor_file::write_tensors(&dir.path().join("model.safetensors"), None, tensors)
         .unwrap();
     let error = message(import(dir.path(), DType::F32));
-    assert!(error.contains("differs from 'transformer.wte.weight': config.json says"), "{error}");
+    assert!(
+        error.contains("differs from 'transformer.wte.weight', and config.json says"),
+        "{error}"
+    );
     Ok(())
 }
 
