@@ -90,7 +90,7 @@ impl Attention {
     /// let x = Var::constant(Tensor::full(&device, DType::F32, &[2, 10, 32], 0.5)?);
     /// let y = attention.forward_with_bias(&Context::eval(2, 10), &x, &weight.var()?, None)?;
     /// backward(&[(&y, y.value().clone())], WeightGrads::Now)?.run()?;
-    /// assert!(weight.leaf().gradient().is_some());
+    /// assert!(weight.leaf().gradient()?.is_some());
     /// # Ok::<(), ferrotron_tensor::Error>(())
     /// ```
     pub fn forward_with_bias(

@@ -181,7 +181,10 @@ impl PipelineModel for Wide {
             // What another thread is about to drop may take a moment.
             let start = Instant::now();
             let in_use = || self.device.memory().current - self.baseline;
-            while in_use() > 8 * WIDE * 3 / 2 && start.elapsed() < Duration::from_secs(30) {
+            while self.stage == 0
+                && in_use() > 8 * WIDE * 3 / 2
+                && start.elapsed() < Duration::from_secs(30)
+            {
                 std::thread::yield_now();
             }
             self.in_use = in_use();
