@@ -41,7 +41,7 @@ pub fn model_type(folder: &Path) -> Result<String> {
     read_json(folder).map(|(_, config)| model_type_of(&config).to_string())
 }
 
-/// As [`model_type`], of the contents of `config.json`; empty where neither tells.
+/// As [`model_type`], of the contents of `config.json`; of an unknown class its name, which may be empty.
 pub(super) fn model_type_of(config: &Value) -> &str {
     if let Some(kind) = config["model_type"].as_str() {
         return kind;
@@ -54,5 +54,5 @@ pub(super) fn model_type_of(config: &Value) -> &str {
         let stem = family.class.trim_end_matches("ForCausalLM").trim_end_matches("LMHeadModel");
         (stem, family.model_type)
     });
-    families.chain(BERTS).find(|(stem, _)| begins(stem)).map_or("", |(_, kind)| kind)
+    families.chain(BERTS).find(|(stem, _)| begins(stem)).map_or(class, |(_, kind)| kind)
 }
