@@ -157,7 +157,7 @@ impl Documents {
 }
 
 /// The sentences of a line, without white space around them.
-fn sentences(line: &str) -> Vec<&str> {
+pub(crate) fn sentences(line: &str) -> Vec<&str> {
     let closes = |c: char| ".!?\"')]}\u{2019}\u{201d}\u{bb}".contains(c);
     let (mut found, mut start, mut rest) = (Vec::new(), 0, line.char_indices().peekable());
     while let Some((at, c)) = rest.next() {

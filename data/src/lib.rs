@@ -44,6 +44,8 @@ mod megatron_order;
 mod pair_batch;
 mod permutation;
 mod prefetch;
+#[cfg(feature = "preprocess")]
+pub mod preprocess;
 mod sampler;
 mod sentence_pairs;
 mod shard;
@@ -62,7 +64,7 @@ pub use document_samples::{DocumentConfig, DocumentSamples};
 pub use documents::Documents;
 pub use fingerprint::{DataChange, DataFingerprint, DataOrigin, tokens_in_words};
 pub use generated::GeneratedSamples;
-pub use indexed_dataset::{IndexedDataset, IndexedDatasetBuilder};
+pub use indexed_dataset::{BuilderState, IndexedDataset, IndexedDatasetBuilder};
 pub use megatron_order::{MegatronOrderConfig, MegatronSampler};
 pub use pair_batch::PairBatch;
 pub use permutation::Permutation;

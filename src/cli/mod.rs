@@ -67,6 +67,8 @@ enum Command {
     Eval(commands::eval::EvalArgs),
     /// Write a trained model in another format
     Export(commands::export::ExportArgs),
+    /// Make token files of JSON lines, Parquet and text
+    Tokenize(commands::tokenize::TokenizeArgs),
     /// List, verify, compare and delete checkpoints
     #[command(allow_negative_numbers = true)]
     Checkpoint(commands::checkpoint::CheckpointArgs),
@@ -114,6 +116,7 @@ pub fn run(arguments: Vec<OsString>) -> Result<ExitCode> {
         Command::Generate(args) => commands::generate::generate(&args),
         Command::Eval(args) => commands::eval::eval(&args, &definition),
         Command::Export(args) => commands::export::export(&args),
+        Command::Tokenize(args) => commands::tokenize::tokenize(&args),
         Command::Checkpoint(args) => commands::checkpoint::checkpoint(&args),
         Command::Bench(args) => commands::bench::bench(&args),
         Command::Schedule(args) => commands::schedule::schedule(&args),

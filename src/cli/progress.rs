@@ -5,9 +5,10 @@ use ferrotron::models::run::{Metrics, Observer};
 use indicatif::{ProgressBar, ProgressStyle};
 use std::io::IsTerminal;
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use super::closing_report::masked_tokens_line;
-use super::output;
+use super::{bytes, output};
 
 /// Writes to standard error, so that standard output stays for results.
 pub struct TrainProgress {
@@ -22,14 +23,7 @@ pub struct TrainProgress {
 impl TrainProgress {
     /// Shows steps `done` to `last_step`.
     pub fn new(done: u64, last_step: u64, log_interval: u64) -> TrainProgress {
-        let bar = std::io::stderr().is_terminal().then(|| {
-            let bar = ProgressBar::new(last_step);
-            let template = "{bar:30.cyan/blue} {pos}/{len} {msg} ETA {eta}";
-            bar.set_style(ProgressStyle::with_template(template).expect("the template is valid"));
-            bar.set_position(done);
-            bar.reset_eta();
-            bar
-        });
+        let bar = bar("{pos}/{len} {msg} ETA {eta}", done, last_step);
         TrainProgress { bar, log_interval, last_step, loss: None, seconds: 0.0 }
     }
 
@@ -43,6 +37,64 @@ impl TrainProgress {
         match &self.bar {
             Some(bar) => bar.println(line),
             None => output::note(line),
+        }
+    }
+
+    /// Leaves the bar as it is.
+    pub fn finish(&self) {
+        if let Some(bar) = &self.bar {
+            bar.abandon();
+        }
+    }
+}
+
+/// A bar from `done` to `last` on a terminal; none elsewhere.
+fn bar(text: &str, done: u64, last: u64) -> Option<ProgressBar> {
+    std::io::stderr().is_terminal().then(|| {
+        let bar = ProgressBar::new(last);
+        let template = format!("{{bar:30.cyan/blue}} {text}");
+        bar.set_style(ProgressStyle::with_template(&template).expect("the template is valid"));
+        bar.set_position(done);
+        bar.reset_eta();
+        bar
+    })
+}
+
+/// Shows how much of some files is done: a progress bar on a terminal, a line every ten seconds elsewhere.
+pub struct ByteProgress {
+    bar: Option<ProgressBar>,
+    started: Instant,
+    said: Instant,
+}
+
+/// Time between two lines.
+const BETWEEN_LINES: Duration = Duration::from_secs(10);
+
+impl ByteProgress {
+    /// Shows nothing yet.
+    pub fn new() -> ByteProgress {
+        ByteProgress { bar: None, started: Instant::now(), said: Instant::now() }
+    }
+
+    /// Shows `done` of `total` bytes, of which `before` were done by an earlier process, and `found`.
+    pub fn show(&mut self, done: u64, total: u64, before: u64, found: &str) {
+        if self.bar.is_none() {
+            let text = "{bytes}/{total_bytes} {bytes_per_sec} {msg} ETA {eta}";
+            self.bar = bar(text, before, total);
+        }
+        if let Some(bar) = &self.bar {
+            bar.set_position(done);
+            bar.set_message(found.to_string());
+        } else if self.said.elapsed() >= BETWEEN_LINES {
+            self.said = Instant::now();
+            let speed = (done - before) as f64 / self.started.elapsed().as_secs_f64();
+            let left = (total - done) as f64 / speed;
+            output::note(&format!(
+                "{} of {}  {}/s  {found}  ETA {left:.0} s",
+                bytes::display(done),
+                bytes::display(total),
+                bytes::display(speed as u64)
+            ));
         }
     }
 

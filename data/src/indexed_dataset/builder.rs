@@ -7,6 +7,7 @@ use super::header::{HEADER, Header};
 use super::with_suffix;
 use crate::token_type::TokenType;
 use ferrotron_tensor::{Error, Result};
+use serde::{Deserialize, Serialize};
 use std::fs::File;
 use std::io::{self, BufReader, BufWriter, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
@@ -21,12 +22,44 @@ pub struct IndexedDatasetBuilder {
     boundaries: BufWriter<File>,
     modes: BufWriter<File>,
     buffer: Vec<u8>,
+    /// Tokens of the sequence at hand.
+    open: u64,
+    /// Tokens of all sequences, that one included.
+    written: u64,
     /// Sequences up to the end of the last document.
+    ended: u64,
+    on_drop: OnDrop,
+}
+
+/// What becomes of the parts of a data set that is dropped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum OnDrop {
+    Remove,
+    Keep,
+}
+
+/// The state of a builder whose parts are on disk: enough to cut them to it and append from there.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BuilderState {
+    sequences: u64,
+    boundaries: u64,
+    tokens: u64,
+    open: u64,
     ended: u64,
 }
 
 /// Extensions of the files that a data set is written under, until it is whole.
 const PARTS: [&str; 4] = [".bin.part", ".idx.part", ".boundaries.part", ".modes.part"];
+
+/// The parts that remain, and the extensions that they get.
+const NAMES: [(&str, &str); 2] = [(PARTS[0], ".bin"), (PARTS[1], ".idx")];
+
+/// Whether parts are there already.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum OpenAs {
+    New,
+    Existing,
+}
 
 impl IndexedDatasetBuilder {
     /// Begins a data set of tokens of `token_type`, which Megatron must have a code for: any but `U32`.
@@ -40,33 +73,115 @@ impl IndexedDatasetBuilder {
                 "Megatron's index has no code for unsigned 32-bit tokens: take TokenType::I32",
             ));
         }
-        let create = |suffix: &str| {
+        let mut builder = IndexedDatasetBuilder::open(prefix, token_type, OpenAs::New)?;
+        let begun = builder
+            .index
+            .write_all(&[0; HEADER])
+            .and_then(|()| builder.boundaries.write_all(&0_i64.to_le_bytes()));
+        begun.map_err(|error| failed(prefix, &error))?;
+        builder.header.boundaries = 1;
+        Ok(builder)
+    }
+
+    /// Reopens the parts of a data set without modes that [`IndexedDatasetBuilder::sync`] had brought to `state`, and cuts
+    /// off what was written behind it. Parts that had got their last names get the first ones back. They stay if the
+    /// builder is dropped.
+    ///
+    /// # Errors
+    /// Parts that are missing, or shorter than the state says.
+    pub fn resume(
+        prefix: &Path,
+        token_type: TokenType,
+        state: &BuilderState,
+    ) -> Result<IndexedDatasetBuilder> {
+        for (part, name) in NAMES {
+            let (part, name) = (with_suffix(prefix, part), with_suffix(prefix, name));
+            if !part.exists() && name.exists() {
+                std::fs::rename(&name, &part).map_err(|error| failed(prefix, &error))?;
+            }
+        }
+        let mut builder = IndexedDatasetBuilder::open(prefix, token_type, OpenAs::Existing)?;
+        let lengths = [
+            state.tokens * token_type.bytes() as u64,
+            HEADER as u64 + 4 * state.sequences,
+            8 * state.boundaries,
+            0,
+        ];
+        let files =
+            [&mut builder.tokens, &mut builder.index, &mut builder.boundaries, &mut builder.modes];
+        for ((file, length), part) in files.into_iter().zip(lengths).zip(PARTS) {
+            let mut cut = || {
+                let file = file.get_mut();
+                let found = file.metadata()?.len();
+                if found < length {
+                    let message =
+                        format!("{part} has {found} bytes, less than the {length} before");
+                    return Err(io::Error::other(message));
+                }
+                file.set_len(length)?;
+                file.seek(SeekFrom::End(0)).map(drop)
+            };
+            cut().map_err(|error: io::Error| failed(prefix, &error))?;
+        }
+        builder.header.sequences = state.sequences;
+        builder.header.boundaries = state.boundaries;
+        (builder.open, builder.written, builder.ended) = (state.open, state.tokens, state.ended);
+        Ok(builder)
+    }
+
+    fn open(
+        prefix: &Path,
+        token_type: TokenType,
+        open_as: OpenAs,
+    ) -> Result<IndexedDatasetBuilder> {
+        let is_new = open_as == OpenAs::New;
+        let open = |part: &str| {
             let mut options = File::options();
-            options.read(true).write(true).create(true).truncate(true);
-            options
-                .open(with_suffix(prefix, suffix))
-                .map(|file| BufWriter::with_capacity(1 << 18, file))
+            options.read(true).write(true).create(is_new).truncate(is_new);
+            let file = options.open(with_suffix(prefix, part));
+            file.map(|file| BufWriter::with_capacity(1 << 18, file))
+                .map_err(|error| failed(prefix, &error))
         };
-        let open = || {
-            let (tokens, mut index) = (create(PARTS[0])?, create(PARTS[1])?);
-            index.write_all(&[0; HEADER])?;
-            let (mut boundaries, modes) = (create(PARTS[2])?, create(PARTS[3])?);
-            boundaries.write_all(&0_i64.to_le_bytes())?;
-            Ok((tokens, index, boundaries, modes))
-        };
-        let (tokens, index, boundaries, modes) = open().map_err(|error| failed(prefix, &error))?;
-        let header = Header { token_type, sequences: 0, boundaries: 1, has_modes: false };
-        let prefix = prefix.to_path_buf();
-        let (buffer, ended) = (Vec::new(), 0);
         Ok(IndexedDatasetBuilder {
-            prefix,
-            header,
-            tokens,
-            index,
-            boundaries,
-            modes,
-            buffer,
-            ended,
+            prefix: prefix.to_path_buf(),
+            header: Header { token_type, sequences: 0, boundaries: 0, has_modes: false },
+            tokens: open(PARTS[0])?,
+            index: open(PARTS[1])?,
+            boundaries: open(PARTS[2])?,
+            modes: open(PARTS[3])?,
+            buffer: Vec::new(),
+            open: 0,
+            written: 0,
+            ended: 0,
+            on_drop: if is_new { OnDrop::Remove } else { OnDrop::Keep },
+        })
+    }
+
+    /// Leaves the parts where they are if the builder is dropped, to be resumed.
+    pub fn keep_parts(&mut self) {
+        self.on_drop = OnDrop::Keep;
+    }
+
+    /// Removes the parts that have no last name.
+    pub fn remove_parts(mut self) {
+        self.on_drop = OnDrop::Remove;
+    }
+
+    /// Brings the parts to disk, and returns the state from which [`IndexedDatasetBuilder::resume`] goes on.
+    ///
+    /// # Errors
+    /// A full disk.
+    pub fn sync(&mut self) -> Result<BuilderState> {
+        for file in [&mut self.tokens, &mut self.index, &mut self.boundaries] {
+            let synced = file.flush().and_then(|()| file.get_ref().sync_data());
+            synced.map_err(|error| failed(&self.prefix, &error))?;
+        }
+        Ok(BuilderState {
+            sequences: self.header.sequences,
+            boundaries: self.header.boundaries,
+            tokens: self.written,
+            open: self.open,
+            ended: self.ended,
         })
     }
 
@@ -98,29 +213,51 @@ impl IndexedDatasetBuilder {
     }
 
     fn add(&mut self, tokens: &[u32]) -> Result<()> {
+        self.extend_sequence(tokens)?;
+        self.end_sequence()
+    }
+
+    /// Appends tokens to the sequence at hand, which [`IndexedDatasetBuilder::end_sequence`] ends: for sequences that are
+    /// too long to be given whole.
+    ///
+    /// # Errors
+    /// A token that the type cannot hold; 2^31 tokens or more in the sequence; a full disk.
+    pub fn extend_sequence(&mut self, tokens: &[u32]) -> Result<()> {
         let largest = self.header.token_type.max();
         if let Some(at) = tokens.iter().position(|&token| token > largest) {
             return Err(Error::value(
                 "data",
                 format!(
-                    "sequence {} has token {} at position {at}, but {:?} holds 0 to {largest}",
-                    self.header.sequences, tokens[at], self.header.token_type
+                    "sequence {} has token {} at position {}, but {:?} holds 0 to {largest}",
+                    self.header.sequences,
+                    tokens[at],
+                    self.open + at as u64,
+                    self.header.token_type
                 ),
             ));
         }
-        let Ok(length) = i32::try_from(tokens.len()) else {
-            let message = format!(
-                "a sequence has {} tokens, and Megatron takes less than 2^31",
-                tokens.len()
-            );
+        let open = self.open + tokens.len() as u64;
+        if i32::try_from(open).is_err() {
+            let message =
+                format!("a sequence has {open} tokens, and Megatron takes less than 2^31");
             return Err(Error::value("data", message));
-        };
+        }
         self.buffer.clear();
         self.header.token_type.encode(tokens, &mut self.buffer);
-        let written = self.tokens.write_all(&self.buffer);
-        written
-            .and_then(|()| self.index.write_all(&length.to_le_bytes()))
-            .map_err(|error| failed(&self.prefix, &error))?;
+        self.tokens.write_all(&self.buffer).map_err(|error| failed(&self.prefix, &error))?;
+        self.open = open;
+        self.written += tokens.len() as u64;
+        Ok(())
+    }
+
+    /// Ends the sequence at hand, which may be empty.
+    ///
+    /// # Errors
+    /// A full disk.
+    pub fn end_sequence(&mut self) -> Result<()> {
+        let length = (self.open as i32).to_le_bytes();
+        self.index.write_all(&length).map_err(|error| failed(&self.prefix, &error))?;
+        self.open = 0;
         self.header.sequences += 1;
         Ok(())
     }
@@ -141,6 +278,22 @@ impl IndexedDatasetBuilder {
     /// # Errors
     /// Sequences behind the last document, which Megatron would refuse to read; a full disk.
     pub fn finish(mut self) -> Result<()> {
+        self.write_whole()?;
+        self.on_drop = OnDrop::Remove;
+        Ok(())
+    }
+
+    /// As [`IndexedDatasetBuilder::finish`], but the boundaries of documents stay in their part, so that
+    /// [`IndexedDatasetBuilder::resume`] is possible until [`IndexedDatasetBuilder::remove_parts`].
+    ///
+    /// # Errors
+    /// As [`IndexedDatasetBuilder::finish`].
+    pub fn write_whole(&mut self) -> Result<()> {
+        if self.open > 0 {
+            let message =
+                format!("{} tokens lie behind the last sequence: end it first", self.open);
+            return Err(Error::value("data", message));
+        }
         if self.ended < self.header.sequences {
             let message = format!(
                 "{} sequences lie behind the last document: end it before the data set is finished",
@@ -175,7 +328,7 @@ impl IndexedDatasetBuilder {
         self.index.flush()?;
         self.tokens.get_ref().sync_all()?;
         self.index.get_ref().sync_all()?;
-        for (part, name) in [(PARTS[0], ".bin"), (PARTS[1], ".idx")] {
+        for (part, name) in NAMES {
             std::fs::rename(with_suffix(&self.prefix, part), with_suffix(&self.prefix, name))?;
         }
         Ok(())
@@ -183,8 +336,11 @@ impl IndexedDatasetBuilder {
 }
 
 impl Drop for IndexedDatasetBuilder {
-    /// Removes what is left of the parts.
+    /// Removes what is left of the parts, unless they are to be resumed.
     fn drop(&mut self) {
+        if self.on_drop == OnDrop::Keep {
+            return;
+        }
         for part in PARTS {
             let _ = std::fs::remove_file(with_suffix(&self.prefix, part));
         }

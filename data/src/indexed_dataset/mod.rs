@@ -16,7 +16,7 @@ use std::fs::File;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-pub use builder::IndexedDatasetBuilder;
+pub use builder::{BuilderState, IndexedDatasetBuilder};
 use index::Index;
 
 /// An indexed data set of Megatron-LM, open for reading.
@@ -206,7 +206,7 @@ fn refuse_beyond(what: &str, index: u64, count: u64) -> Result<()> {
 }
 
 /// The path with `suffix` behind its name, whose own extension stays.
-fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
+pub(crate) fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
     let mut name = OsString::from(path);
     name.push(suffix);
     PathBuf::from(name)

@@ -9,4 +9,5 @@ pub(super) mod export;
 pub(super) mod generate;
 pub(super) mod memory;
 pub(super) mod schedule;
+pub(super) mod tokenize;
 pub(super) mod train;

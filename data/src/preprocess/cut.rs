@@ -1,0 +1,124 @@
+//! Cuts long documents where a tokenizer cuts too, so that the pieces have the tokens of the whole.
+
+use crate::tokenizer::Tokenizer;
+use ferrotron_tensor::Result;
+
+/// Bytes of a piece, from which the next cut is looked for.
+pub const PIECE: usize = 64 << 10;
+
+/// Where a text may be cut.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CutRule {
+    /// In front of a space between two letters, and behind a line break between a character that is no white space and
+    /// a letter or digit.
+    WordsAndLines,
+    /// In front of a space between two letters.
+    Words,
+    /// Behind a line break.
+    Lines,
+    /// Nowhere.
+    Nowhere,
+}
+
+/// Texts whose pieces show what a tokenizer does at a cut.
+const AT_SPACES: [(&str, &str); 3] =
+    [("The fox", " jumps over"), ("caf\u{e9}s", " na\u{ef}ve"), ("it", " won't")];
+const AT_LINES: [(&str, &str); 3] =
+    [("It ended.\n", "Next line"), ("of words\n", "in lines"), ("3\n", "4 \u{4e2d}")];
+
+impl CutRule {
+    /// The first rule that does not change what `tokenizer` makes of texts that show it.
+    ///
+    /// # Errors
+    /// As [`Tokenizer::encode`].
+    pub fn for_tokenizer(tokenizer: &Tokenizer) -> Result<CutRule> {
+        if let Tokenizer::Char(_) = tokenizer {
+            return Ok(CutRule::WordsAndLines);
+        }
+        let holds = |texts: &[(&str, &str)]| -> Result<bool> {
+            for (first, second) in texts {
+                let whole = tokenizer.encode(&format!("{first}{second}"))?;
+                let parts = [tokenizer.encode(first)?, tokenizer.encode(second)?].concat();
+                if whole != parts {
+                    return Ok(false);
+                }
+            }
+            Ok(true)
+        };
+        Ok(match (holds(&AT_SPACES)?, holds(&AT_LINES)?) {
+            (true, true) => CutRule::WordsAndLines,
+            (true, false) => CutRule::Words,
+            (false, _) => CutRule::Nowhere,
+        })
+    }
+
+    /// The first place to cut at or behind byte `from`. It depends on the text up to the character behind it alone.
+    pub fn find(self, text: &str, from: usize) -> Option<usize> {
+        if self == CutRule::Nowhere || from >= text.len() {
+            return None;
+        }
+        let from = (from..).find(|&at| text.is_char_boundary(at))?;
+        let mut before = text[..from].chars().rev();
+        let (mut last, mut second) = (before.next()?, before.next().unwrap_or('\n'));
+        let mut rest = text[from..].char_indices().peekable();
+        while let Some((at, c)) = rest.next() {
+            let next = rest.peek().map(|&(_, next)| next);
+            let is_line = last == '\n';
+            let is_cut = match self {
+                CutRule::Lines => is_line,
+                _ if c == ' ' => last.is_alphabetic() && next.is_some_and(char::is_alphabetic),
+                CutRule::WordsAndLines => is_line && !second.is_whitespace() && c.is_alphanumeric(),
+                _ => false,
+            };
+            if is_cut {
+                return Some(from + at);
+            }
+            (second, last) = (last, c);
+        }
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn texts_are_cut_where_the_rule_says() {
+        for (rule, text, from, want) in [
+            (CutRule::WordsAndLines, "ab cd", 1, Some(2)),
+            (CutRule::WordsAndLines, "ab  cd", 1, None),
+            (CutRule::WordsAndLines, "ab. cd", 1, None),
+            (CutRule::WordsAndLines, "ab.\ncd", 1, Some(4)),
+            (CutRule::WordsAndLines, "ab.\r\ncd", 1, None),
+            (CutRule::WordsAndLines, "ab.\n\ncd", 1, None),
+            (CutRule::WordsAndLines, "\u{4e2d}\u{3002}\n\u{6587}", 1, Some(7)),
+            (CutRule::Words, "ab.\ncd ef", 1, Some(6)),
+            (CutRule::Words, "ab ", 1, None),
+            (CutRule::Lines, "ab\n\ncd", 1, Some(3)),
+            (CutRule::Lines, "ab\n", 1, None),
+            (CutRule::Nowhere, "ab cd", 1, None),
+        ] {
+            assert_eq!(rule.find(text, from), want, "{rule:?} {text:?}");
+        }
+    }
+
+    #[test]
+    fn pieces_have_the_tokens_of_the_whole() {
+        let text = "It's 'quoted', caf\u{e9} na\u{ef}ve.\r\n\r\n  indented\tword  \u{4e2d}\u{6587}\u{3002}\n\u{4e2d} \
+                    \u{939}\u{93f}\u{928}\u{94d}\u{926}\u{940} x=1;\n\u{1f600} 12 345\n6 7 and so on";
+        for tokenizer in [Tokenizer::Gpt2, Tokenizer::Byte] {
+            let rule = CutRule::for_tokenizer(&tokenizer).unwrap();
+            assert_eq!(rule, CutRule::WordsAndLines);
+            let whole = tokenizer.encode(text).unwrap();
+            let mut cuts = 0;
+            for from in 1..text.len() {
+                let Some(at) = rule.find(text, from) else { continue };
+                let parts = [&text[..at], &text[at..]].map(|part| tokenizer.encode(part).unwrap());
+                assert_eq!(parts.concat(), whole, "cut at {at}");
+                cuts += 1;
+            }
+            assert!(cuts > 40, "{cuts}");
+        }
+    }
+}

@@ -1,0 +1,202 @@
+//! Reads columns of strings from a Parquet file, a few rows at a time.
+
+use super::config::{AREA, BATCH, MAX_DOCUMENT};
+use ferrotron_tensor::{Error, Result};
+use parquet::basic::Type as PhysicalType;
+use parquet::column::reader::{ColumnReaderImpl, get_typed_column_reader};
+use parquet::data_type::{ByteArray, ByteArrayType};
+use parquet::errors::{ParquetError, Result as ParquetResult};
+use parquet::file::reader::{FileReader, SerializedFileReader};
+use std::fs::File;
+use std::path::Path;
+
+/// The rows of each column; none for a null.
+pub type Columns = Vec<Vec<Option<Vec<u8>>>>;
+
+/// The most rows that are read at once.
+const ROWS: usize = 64;
+
+/// Some columns of an open file.
+pub struct ParquetRows {
+    file: SerializedFileReader<File>,
+    /// The places of the columns.
+    columns: Vec<usize>,
+    /// The definition level of a value that is there, for each column.
+    present: Vec<i16>,
+    /// The row group at hand, its columns, and its rows that are left.
+    group: usize,
+    readers: Vec<ColumnReaderImpl<ByteArrayType>>,
+    left: usize,
+    /// The row that comes next.
+    at: u64,
+    rows: u64,
+}
+
+impl ParquetRows {
+    /// Opens the columns `keys` at row `at`.
+    ///
+    /// # Errors
+    /// A file that is no Parquet; a column that is missing or has no plain strings.
+    pub fn open(path: &Path, name: &str, keys: &[String], at: u64) -> Result<ParquetRows> {
+        let file = File::open(path).map_err(ParquetError::from).and_then(SerializedFileReader::new);
+        let file = file.map_err(|error| unreadable(name, &error))?;
+        let schema = file.metadata().file_metadata().schema_descr();
+        let (mut columns, mut present) = (Vec::new(), Vec::new());
+        for key in keys {
+            let found = schema.columns().iter().position(|column| column.path().string() == *key);
+            let Some(column) = found else {
+                let names: Vec<String> =
+                    schema.columns().iter().map(|column| column.path().string()).collect();
+                let message = format!(
+                    "--json-keys: '{name}' has no column '{key}'; it has {}",
+                    names.join(", ")
+                );
+                return Err(Error::config(AREA, message));
+            };
+            let described = schema.column(column);
+            if described.physical_type() != PhysicalType::BYTE_ARRAY
+                || described.max_rep_level() > 0
+            {
+                let message = format!(
+                    "--json-keys: column '{key}' of '{name}' has no strings, but {}{:?}",
+                    if described.max_rep_level() > 0 { "lists of " } else { "" },
+                    described.physical_type()
+                );
+                return Err(Error::config(AREA, message));
+            }
+            present.push(described.max_def_level());
+            columns.push(column);
+        }
+        let rows = file.metadata().file_metadata().num_rows().max(0) as u64;
+        let mut opened = ParquetRows {
+            file,
+            columns,
+            present,
+            group: 0,
+            readers: Vec::new(),
+            left: 0,
+            at: 0,
+            rows,
+        };
+        opened.skip(at).map_err(|error| unreadable(name, &error))?;
+        Ok(opened)
+    }
+
+    /// The row that comes next.
+    pub fn at(&self) -> u64 {
+        self.at
+    }
+
+    /// The part of the file's bytes that is read, by rows.
+    pub fn bytes(&self, bytes: u64) -> u64 {
+        (bytes as f64 * self.at as f64 / self.rows.max(1) as f64) as u64
+    }
+
+    /// Some rows of each column.
+    ///
+    /// # Errors
+    /// A file that is damaged or truncated; a row that is too large.
+    pub fn read(&mut self, name: &str) -> Result<Option<Columns>> {
+        let mut columns = vec![Vec::new(); self.columns.len()];
+        let (mut bytes, mut rows) = (0, 1);
+        while bytes < BATCH {
+            while self.left == 0 && self.group < self.file.num_row_groups() {
+                self.open_group().map_err(|error| unreadable(name, &error))?;
+            }
+            if self.left == 0 {
+                break;
+            }
+            let count = rows.min(self.left);
+            let readers = self.readers.iter_mut().zip(&self.present);
+            for ((reader, &present), column) in readers.zip(&mut columns) {
+                let before = column.len();
+                read_column(reader, present, count, column)
+                    .map_err(|error| unreadable(name, &error))?;
+                let read = column[before..].iter().flatten().map(Vec::len);
+                bytes += read.clone().sum::<usize>();
+                if let Some(largest) = read.max().filter(|&largest| largest > MAX_DOCUMENT) {
+                    let message = format!(
+                        "'{name}', row {}: {largest} bytes, more than {MAX_DOCUMENT}",
+                        self.at + 1
+                    );
+                    return Err(Error::io(AREA, message));
+                }
+            }
+            self.left -= count;
+            self.at += count as u64;
+            // As many as fill the batch, if they are like those before them.
+            rows = (BATCH * columns[0].len() / bytes.max(1)).clamp(1, ROWS);
+        }
+        Ok((!columns[0].is_empty()).then_some(columns))
+    }
+
+    fn open_group(&mut self) -> ParquetResult<()> {
+        let group = self.file.get_row_group(self.group)?;
+        self.readers.clear();
+        for &column in &self.columns {
+            self.readers.push(get_typed_column_reader(group.get_column_reader(column)?));
+        }
+        self.left = group.metadata().num_rows().max(0) as usize;
+        self.group += 1;
+        Ok(())
+    }
+
+    /// Goes on to row `at`, in which only its own row group is read.
+    fn skip(&mut self, at: u64) -> ParquetResult<()> {
+        while self.at < at && self.group < self.file.num_row_groups() {
+            let rows = self.file.metadata().row_group(self.group).num_rows().max(0) as u64;
+            if self.at + rows <= at {
+                self.group += 1;
+                self.at += rows;
+                continue;
+            }
+            self.open_group()?;
+            let count = (at - self.at) as usize;
+            for reader in &mut self.readers {
+                let skipped = reader.skip_records(count)?;
+                if skipped != count {
+                    return Err(ParquetError::General(format!("{skipped} rows of {count}")));
+                }
+            }
+            self.left -= count;
+            self.at = at;
+        }
+        Ok(())
+    }
+}
+
+/// Appends `count` rows of a column.
+fn read_column(
+    reader: &mut ColumnReaderImpl<ByteArrayType>,
+    present: i16,
+    count: usize,
+    column: &mut Vec<Option<Vec<u8>>>,
+) -> ParquetResult<()> {
+    let (mut levels, mut values) = (Vec::new(), Vec::<ByteArray>::new());
+    let mut left = count;
+    while left > 0 {
+        let (records, _, _) = reader.read_records(left, Some(&mut levels), None, &mut values)?;
+        if records == 0 {
+            return Err(ParquetError::General("fewer rows than the row group states".to_string()));
+        }
+        left -= records;
+    }
+    // Columns that cannot be null have no levels.
+    let is_null = |row: usize| levels.get(row).is_some_and(|&level| level < present);
+    let mut values = values.into_iter();
+    for row in 0..count {
+        let value = if is_null(row) { None } else { values.next() };
+        column.push(value.map(|value| value.data().to_vec()));
+    }
+    Ok(())
+}
+
+fn unreadable(name: &str, error: &ParquetError) -> Error {
+    let why = error.to_string();
+    let why = why.trim_start_matches("Parquet error: ").trim_start_matches("EOF: ");
+    let hint = match why.contains("feature") {
+        true => "; write it with snappy or gzip compression",
+        false => "",
+    };
+    Error::io(AREA, format!("cannot read '{name}': {why}{hint}"))
+}
