@@ -186,13 +186,18 @@ fn uneven_shards_of_a_matrix_are_refused_at_construction() {
             let init = Init::Normal { std: 1.0 };
             let hidden = scope.param_at("w", place, init, WeightDecay::On);
             let config = DataParallelConfig { optimizer, ..DataParallelConfig::default() };
-            let parallel = DataParallel::new(&[&hidden], &mesh, &config)?;
+            // A rank that fails would stop the other one, which may be making its groups still.
+            let parallel = match DataParallel::new(&[&hidden], &mesh, &config) {
+                Ok(parallel) => parallel,
+                Err(refusal) => return Ok(Some(refusal.to_string())),
+            };
             let mut optimizer = Optimizer::new(optimizer, parallel.buffers())?;
             parallel.begin_step(1);
             hidden.var()?.sum_all()?.backward()?;
             parallel.end_backward()?;
             parallel.finish_step()?;
-            parallel.update(&mut optimizer, &StepConfig { lr: 0.1, grad_scale: 1.0 })
+            parallel.update(&mut optimizer, &StepConfig { lr: 0.1, grad_scale: 1.0 })?;
+            Ok(None)
         })
     };
     let muon = OptimizerConfig::Muon(MuonConfig::default());
@@ -203,9 +208,11 @@ fn uneven_shards_of_a_matrix_are_refused_at_construction() {
              `Scope::with_options`",
             [2, 4][rank]
         );
-        assert_eq!(result.unwrap_err().to_string(), want);
+        assert_eq!(result.unwrap(), Some(want));
     }
-    rows([3, 3], muon).into_iter().for_each(|result| result.unwrap());
+    rows([3, 3], muon).into_iter().for_each(|result| assert_eq!(result.unwrap(), None));
     // AdamW updates elements, however they are cut.
-    rows([2, 4], OptimizerConfig::ADAMW).into_iter().for_each(|result| result.unwrap());
+    rows([2, 4], OptimizerConfig::ADAMW)
+        .into_iter()
+        .for_each(|result| assert_eq!(result.unwrap(), None));
 }
