@@ -212,6 +212,11 @@ impl Batch {
         self.documents.as_deref()
     }
 
+    /// Returns whether attention is told key lengths or documents.
+    pub fn restricts_attention(&self) -> bool {
+        self.key_lengths.is_some() || self.documents.is_some()
+    }
+
     /// The arrays, in the order in which they were added.
     pub fn arrays(&self) -> &[BatchArray] {
         &self.arrays

@@ -22,10 +22,10 @@ use std::sync::Arc;
 
 /// The source of training samples, by number.
 pub trait Samples: Send + Sync {
-    /// The samples `first_sample` to `first_sample + micro_batch - 1` of the run.
+    /// The samples `first_sample` to `first_sample + micro_batch - 1` of the run. The trainer refuses others, or fewer.
     fn batch(&self, first_sample: u64, micro_batch: usize) -> Result<Batch>;
 
-    /// Positions of one sample.
+    /// Positions of one sample, those of its batches.
     fn seq_length(&self) -> usize;
 
     /// Announces the batches that come next, each as its first sample and its number of samples, and that those announced

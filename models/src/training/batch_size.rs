@@ -10,6 +10,8 @@
 
 use ferrotron_tensor::{Error, Result};
 
+use crate::io::data::{Batch, Samples};
+
 /// A batch-size ramp-up: `--rampup-batch-size <start> <increment> <samples>`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Rampup {
@@ -133,6 +135,19 @@ impl BatchSize {
         })
     }
 
+    /// Errors unless it was made for `ranks` ranks along the data axis: they would take samples twice, or leave some out.
+    pub(crate) fn check_ranks(&self, ranks: usize) -> Result<()> {
+        if self.data_parallel == ranks {
+            return Ok(());
+        }
+        let message = format!(
+            "it is for a data-parallel size of {}, and the mesh has {ranks} ranks along the data axis: set \
+             `data_parallel_size` of BatchSizeConfig",
+            self.data_parallel
+        );
+        Err(Error::config("batch size", message))
+    }
+
     /// Samples of one micro-batch on one rank.
     pub fn micro_batch_size(&self) -> usize {
         self.micro_batch_size
@@ -188,6 +203,30 @@ impl BatchSize {
     pub fn batches(&self, consumed: u64, data_parallel_rank: usize) -> Vec<(u64, usize)> {
         let first = |i| self.first_sample(consumed, i, data_parallel_rank);
         (0..self.microbatches(consumed)).map(|i| (first(i), self.micro_batch_size)).collect()
+    }
+
+    /// Reads the micro-batches of [`BatchSize::batches`].
+    ///
+    /// Errors unless `samples` returns those that it is asked for, of as many positions as it says.
+    pub(crate) fn read(
+        &self,
+        samples: &dyn Samples,
+        consumed: u64,
+        data_parallel_rank: usize,
+    ) -> Result<Vec<Batch>> {
+        let length = samples.seq_length();
+        let read = |(first, count): (u64, usize)| {
+            let batch = samples.batch(first, count)?;
+            if (batch.first_sample, batch.micro_batch, batch.seq_length) == (first, count, length) {
+                return Ok(batch);
+            }
+            let message = format!(
+                "asked for {count} from {first} on, of {length} positions each, and got {} from {} on, of {} positions",
+                batch.micro_batch, batch.first_sample, batch.seq_length
+            );
+            Err(Error::value("samples", message))
+        };
+        self.batches(consumed, data_parallel_rank).into_iter().map(read).collect()
     }
 
     /// All numbers of micro-batches that updates of the run may have.

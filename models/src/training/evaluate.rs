@@ -50,7 +50,7 @@ pub struct LocalModel<'a, M: Model> {
 /// change the result by the rounding of sums alone.
 ///
 /// # Errors
-/// As the model, the data and the communication do.
+/// Sizes for another number of ranks along the data axis; as the model, the data and the communication do.
 pub fn evaluate<M: Model>(
     model: &LocalModel<M>,
     samples: &dyn FiniteSamples,
@@ -59,6 +59,7 @@ pub fn evaluate<M: Model>(
 ) -> Result<Option<Evaluation>> {
     let LocalModel { parts, config, scope, mesh } = *model;
     let (data, device) = (mesh.axis(Axis::Data), scope.device());
+    sizes.check_ranks(data.size())?;
     // Not the device's memory: an evaluation takes no more of it than a step.
     let host = Device::cpu(1)?;
     let (stages, micro) = (mesh.axis(Axis::Pipeline).size(), sizes.micro_batch_size());

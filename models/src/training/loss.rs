@@ -15,11 +15,12 @@ pub(crate) struct LossCounts(Vec<LossTerm>);
 impl LossCounts {
     /// Counts the elements of `batches`.
     ///
-    /// Errors if a model has no term, or if names or weights differ between batches.
+    /// Errors if a model has no term, or one that cannot be a mean, or if names or weights differ between batches.
     pub fn new<M: Model>(config: &M::Config, batches: &[Batch]) -> Result<LossCounts> {
         let mut counts: Option<Vec<LossTerm>> = None;
         for batch in batches {
             let terms = M::loss_terms(config, batch)?;
+            check(&terms)?;
             match &mut counts {
                 None => counts = Some(terms),
                 Some(counts) => {
@@ -53,6 +54,28 @@ impl LossCounts {
     pub fn sum(&self, sum: impl Fn(f64) -> Result<f64>) -> Result<LossCounts> {
         let over_all = |term: &LossTerm| Ok(LossTerm { count: sum(term.count)?, ..term.clone() });
         self.0.iter().map(over_all).collect::<Result<_>>().map(LossCounts)
+    }
+}
+
+/// Errors if two terms of a batch have one name, if a weight or a number of elements is none, or if the only weight is 0.
+fn check(terms: &[LossTerm]) -> Result<()> {
+    let refuse = |message: String| Err(Error::value("loss", message));
+    for (i, LossTerm { name, weight, count }) in terms.iter().enumerate() {
+        if terms[..i].iter().any(|term| term.name == *name) {
+            return refuse(format!("two terms are named '{name}'"));
+        }
+        if !weight.is_finite() || !count.is_finite() || *count < 0.0 {
+            return refuse(format!(
+                "the term '{name}' has the weight {weight} and {count} elements: needs finite numbers, and elements of \
+                 at least 0"
+            ));
+        }
+    }
+    match terms {
+        [LossTerm { name, weight: 0.0, .. }] => {
+            refuse(format!("the only term '{name}' has the weight 0: nothing would be trained"))
+        }
+        _ => Ok(()),
     }
 }
 

@@ -112,6 +112,10 @@ pub trait Model: Module + Sized + Send + Sync + 'static {
     fn loss_terms(config: &Self::Config, batch: &Batch) -> Result<Vec<LossTerm>>;
 
     /// Runs this chunk. `input` is the previous chunk's activation; the first chunk has none and reads the batch.
+    ///
+    /// A chunk but the last returns an activation of [`Model::activation_dims`] in the dtype of the scope, the last one none.
+    /// Sums of losses are over this rank's samples and positions; ranks along the tensor axis return the same ones. A step
+    /// refuses another activation, a loss that is no scalar or no term, and, on one rank, a term that is never returned.
     fn forward(&self, microbatch: &Microbatch, input: Option<Var>) -> Result<StageOutput>;
 
     /// Number of blocks, which pipeline stages share; 1 for a model that has no stages.

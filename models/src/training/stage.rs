@@ -21,6 +21,8 @@ pub(crate) struct StageModel<'a, M> {
     loss: &'a LossReduction,
     /// Whether this rank counts the loss, which is equal on all ranks along the tensor axis.
     counts: bool,
+    /// For each loss term whether a chunk has returned it; `None` where other ranks may do so instead.
+    returned: Option<Vec<bool>>,
     /// The sum of each loss term over the micro-batches on this rank: f64 scalars.
     sums: Vec<Tensor>,
 }
@@ -36,6 +38,8 @@ impl<'a, M: Model> StageModel<'a, M> {
     ) -> Result<StageModel<'a, M>> {
         // Written by the host, since a fake device computes nothing.
         let zero = |_: &&str| Tensor::full(scope.device(), DType::F64, &[], 0.0);
+        let others = [Axis::Pipeline, Axis::Context, Axis::Data];
+        let whole = others.iter().all(|&axis| mesh.axis(axis).size() == 1);
         Ok(StageModel {
             parts,
             scope,
@@ -43,6 +47,7 @@ impl<'a, M: Model> StageModel<'a, M> {
             microbatches,
             loss,
             counts: mesh.axis(Axis::Tensor).rank() == 0,
+            returned: whole.then(|| vec![false; loss.names.len()]),
             sums: loss.names.iter().map(zero).collect::<Result<_>>()?,
         })
     }
@@ -60,7 +65,18 @@ impl<'a, M: Model> StageModel<'a, M> {
     }
 
     /// The sum of each loss term on this rank, f64 scalars; their sums over the world are those of the global batch.
+    ///
+    /// Errors, naming it, if a term has elements, and no chunk returned it: it would train nothing.
     pub fn into_sums(self) -> Result<Vec<Tensor>> {
+        let returned = self.returned.iter().flatten();
+        let mut terms = self.loss.names.iter().zip(&self.loss.mean).zip(returned);
+        if let Some(((name, _), _)) =
+            terms.find(|((_, mean), returned)| **mean > 0.0 && !**returned)
+        {
+            let message =
+                format!("the model has a term '{name}', and its forward did not return it");
+            return Err(Error::value("loss", message));
+        }
         match self.counts {
             true => Ok(self.sums),
             false => {
@@ -78,6 +94,11 @@ impl<'a, M: Model> StageModel<'a, M> {
                 let message = format!("'{name}' is none of {}", self.loss.names.join(", "));
                 return Err(Error::value("loss", message));
             };
+            if !sum.dims().is_empty() {
+                let message = format!("'{name}' must be a sum, a scalar, got {:?}", sum.dims());
+                return Err(Error::shape("loss", message));
+            }
+            self.returned.iter_mut().for_each(|returned| returned[term] = true);
             add_assign(&mut self.sums[term], &sum.value().cast(DType::F64)?)?;
             let sum = match self.loss.relative[term] {
                 1.0 => sum,

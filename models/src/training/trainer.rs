@@ -71,6 +71,8 @@ impl<M: Model> Trainer<M> {
     }
 
     /// This rank's share of a model with fresh weights, at step 0.
+    ///
+    /// Errors, in one line, if parts of the configuration do not go together or do not suit the mesh.
     pub fn on_mesh(
         scope: &Scope,
         mesh: &Mesh,
@@ -105,6 +107,7 @@ impl<M: Model> Trainer<M> {
         mut config: TrainerConfig,
     ) -> Result<Trainer<M>> {
         config.parallel.data_parallel.optimizer = config.optimizer;
+        config.batch_size.check_ranks(mesh.axis(Axis::Data).size())?;
         config.check_execution(mesh.world().size())?;
         config.check_bad_steps()?;
         if config.ema_decay.is_some() && config.parallel.data_parallel.synchronize_every > 1 {

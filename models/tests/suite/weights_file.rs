@@ -1,6 +1,6 @@
 //! Weights of modules in one file: round trips, casts, what does not fit, and shards over ranks.
 
-use ferrotron_models::batch_size::{BatchSize, BatchSizeConfig};
+use ferrotron_models::batch_size::BatchSize;
 use ferrotron_models::checkpoint::ModuleWeights;
 use ferrotron_models::gpt::{Gpt, GptConfig};
 use ferrotron_models::trainer::{ParallelConfig, Trainer, TrainerConfig};
@@ -117,8 +117,8 @@ fn shards_make_one_file_of_global_tensors() -> Result<()> {
         let file = folder.path().join("sharded.safetensors");
         let ranks: Vec<Result<()>> = run_threads(dims.world(), &WorldConfig::default(), |world| {
             let mesh = Mesh::new(&world, dims, SequenceParallel::Off)?;
-            let sizes = BatchSizeConfig { micro_batch_size: 1, ..BatchSizeConfig::default() };
-            let sizes = BatchSize::new(sizes)?;
+            let data = mesh.layout().size(ferrotron_nn::Axis::Data);
+            let sizes = BatchSize::constant(1, data, data)?;
             let data_parallel = DataParallelConfig { sharding, ..DataParallelConfig::default() };
             let parallel = ParallelConfig { data_parallel, ..ParallelConfig::default() };
             let trainer = TrainerConfig::new(7, LrSchedule::constant(0.1)?, sizes);

@@ -172,10 +172,9 @@ impl<M: Model> Trainer<M> {
         let consumed = self.progress.consumed_samples;
         let sizes = self.config.batch_size;
         let data = self.mesh.axis(Axis::Data);
-        let (own, reading) = (sizes.batches(consumed, data.rank()), Instant::now());
-        let batches: Result<Vec<Batch>> =
-            own.iter().map(|&(first, count)| samples.batch(first, count)).collect();
-        let (batches, data_seconds) = (batches?, reading.elapsed().as_secs_f64());
+        let reading = Instant::now();
+        let batches = sizes.read(samples, consumed, data.rank())?;
+        let data_seconds = reading.elapsed().as_secs_f64();
         let global_batch_size = sizes.global_batch_size(consumed);
         samples.prefetch(&sizes.batches(consumed + global_batch_size as u64, data.rank()));
         let counts = LossCounts::new::<M>(&self.model, &batches)?;
@@ -324,8 +323,8 @@ impl<M: Model> Trainer<M> {
     /// Enqueues a step with its update as a graph, or eagerly if it is one of the first equal ones. Returns the sums of
     /// the loss terms over the world, if there are several.
     fn run_graph(&mut self, step: &StepBatch) -> Result<Option<Tensor>> {
-        if step.batches.iter().any(|batch| batch.key_lengths().is_some()) {
-            let message = "replays steps of samples without padding, and the batch has key lengths";
+        if step.batches.iter().any(Batch::restricts_attention) {
+            let message = "replays what attention saw, and the batch has key lengths or documents";
             return Err(Error::config("enable-cuda-graph", message));
         }
         let frozen = Frozen {

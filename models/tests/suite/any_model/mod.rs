@@ -3,6 +3,7 @@
 
 mod bad_steps;
 mod freezing;
+mod outputs;
 mod unknown_entries;
 
 use ferrotron_autograd::Var;

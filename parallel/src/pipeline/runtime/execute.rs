@@ -69,7 +69,8 @@ pub trait PipelineModel {
     fn activation(&self, microbatch: usize) -> (Vec<usize>, DType, Device);
 
     /// Runs a chunk of this rank on a micro-batch. The input is the previous virtual stage's activation, or `None` on
-    /// the first, which reads the data. The result is the activation for the next virtual stage, or the loss.
+    /// the first, which reads the data. The result is the activation for the next virtual stage or, of the last, the loss:
+    /// one element.
     fn forward(&mut self, microbatch: usize, chunk: usize, input: Option<Var>) -> Result<Var>;
 
     /// Called when all gradients of a micro-batch in a chunk are complete, including weight gradients.
@@ -89,7 +90,8 @@ pub struct ExecutionTrace {
 /// Runs this rank's instructions of `schedule`. `scale` is the gradient of the loss: the loss scale over the number
 /// of valid tokens of the global batch.
 ///
-/// Errors if the schedule is incomplete or has another number of stages, and as the model and the collectives do.
+/// Errors if the schedule is incomplete or has another number of stages, if a chunk returns another activation than
+/// [`PipelineModel::activation`] says or the last one something else than a loss, and as the model and the collectives do.
 pub fn execute(
     schedule: &PipelineSchedule,
     model: &mut dyn PipelineModel,
@@ -170,6 +172,7 @@ impl Run<'_> {
                 });
                 let var = input.as_ref().map(Leaf::var).transpose()?;
                 let output = model.forward(microbatch, chunk, var)?;
+                self.check_output(model, instruction, &output)?;
                 if output.needs_gradient() {
                     let flight = InFlight { input, output: GradientEdge::from_var(&output) };
                     self.flying.insert((microbatch, chunk), flight);
@@ -202,6 +205,37 @@ impl Run<'_> {
             }
         }
         Ok(())
+    }
+
+    /// Errors unless a forward's output is the activation that the next stage receives or, of the last chunk, a loss.
+    /// Backward would take any other for a sum, and a receiver for another tensor of as many elements.
+    fn check_output(
+        &self,
+        model: &dyn PipelineModel,
+        instruction: &Instruction,
+        output: &Var,
+    ) -> Result<()> {
+        let refuse = |message: String| Err(Error::shape("pipeline", message));
+        let Some(message) = self.schedule.produced(self.stage, instruction) else {
+            return match output.value().numel() {
+                1 => Ok(()),
+                _ => refuse(format!(
+                    "{instruction}: the last chunk must return a loss of one element and no activation, got {} {:?}",
+                    output.dtype(),
+                    output.dims()
+                )),
+            };
+        };
+        let (dims, dtype, _) = model.activation(message.microbatch);
+        if output.dims() == dims && output.dtype() == dtype {
+            return Ok(());
+        }
+        refuse(format!(
+            "{instruction}: the next stage receives an activation {dtype} {dims:?}, as the model says, and the chunk \
+             returned {} {:?}",
+            output.dtype(),
+            output.dims()
+        ))
     }
 
     /// The first kind of leftover state, which a complete schedule does not have.
