@@ -120,7 +120,8 @@ impl AttentionHeads {
     ///
     /// `bias` is added to the scores, besides the layer's own: see [`bias`](AttentionHeads::bias).
     ///
-    /// Errors if `qkv` has other dims, or the cache has no capacity for T more positions.
+    /// Errors if `qkv` has other dims, if the context has a part of the sequence only, or if the cache has no capacity for
+    /// T more positions.
     pub fn forward(
         &self,
         ctx: &Context,
@@ -142,6 +143,7 @@ impl AttentionHeads {
         let scores = self.attention_config(ctx, key, &ctx.sequence, &ctx.sequence)?;
         let (heads, groups) = (self.heads(), self.groups());
         let Some(cache) = cache else {
+            check_positions(&qkv, &ctx.sequence)?;
             let qkv = self.prepare(qkv, &ctx.sequence)?;
             let positions: Vec<usize> = ctx.sequence.coordinates().collect();
             return match self.bias(ctx, bias, &positions, &positions)? {
@@ -345,5 +347,27 @@ impl AttentionHeads {
             scores.dropout = Some(AttentionDropout::new(dropout, key, place)?);
         }
         Ok(scores)
+    }
+}
+
+/// Errors unless `qkv` has all positions of the sequence. Queries would see the keys of this rank alone.
+fn check_positions(qkv: &Var, sequence: &DimShard) -> Result<()> {
+    let (own, all) = (sequence.len(), sequence.global);
+    if own < all {
+        let message = format!(
+            "the context has {own} of {all} positions, and queries would see the keys of these alone: use \
+             `ParallelAttention`, whose ranks along the context axis pass keys and values on"
+        );
+        return Err(Error::shape("attention", message));
+    }
+    match qkv.dims() {
+        [_, positions, _] if *positions != own => {
+            let message = format!(
+                "got {:?}, {positions} positions where the context has {own}; with sequence parallelism, gather them first",
+                qkv.dims()
+            );
+            Err(Error::shape("attention", message))
+        }
+        _ => Ok(()),
     }
 }

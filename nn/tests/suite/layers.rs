@@ -236,6 +236,19 @@ fn layers_refuse_what_does_not_fit_and_say_where() -> Result<()> {
         message(attention.forward(&context(Mode::Eval), &x, Some(&mut cache)).map(drop)),
         "blocks.3.attn: attention: attention that is not causal and a cache of keys and values do not go together"
     );
+    // A share of the positions, of context or sequence parallelism, is not the sequence.
+    let [samples, positions, _] = DIMS;
+    let mut share = Context::eval(samples, 2 * positions);
+    share.sequence = share.sequence.narrow(0..positions);
+    let error = message(attention.forward(&share, &x, None).map(drop));
+    let want = format!("attention: the context has {positions} of {} positions", 2 * positions);
+    assert!(error.contains(&want) && error.contains("use `ParallelAttention`"), "{error}");
+    let whole = Context::eval(samples, 2 * positions);
+    let error = message(attention.forward(&whole, &x, None).map(drop));
+    let packed = [samples, positions, config.packed_widths().iter().sum()];
+    let want =
+        format!("got {packed:?}, {positions} positions where the context has {}", 2 * positions);
+    assert!(error.contains(&want), "{error}");
     let config =
         AttentionConfig { rotary_dim: Some(3), head_dim: 4, ..attention_config(4, Some(1e4), 0.0) };
     assert_eq!(
