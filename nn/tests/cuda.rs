@@ -6,11 +6,13 @@ mod heavy_ball;
 
 use ferrotron_autograd::{Accum, Leaf, WeightGrads, backward};
 use ferrotron_nn::loss::{CrossEntropyLoss, Reduction, binary_cross_entropy_with_logits};
+use ferrotron_nn::shard_exchange::NoExchange;
 use ferrotron_nn::{
     Activation, AdafactorConfig, Bias, BufferConfig, GradDType, Init, Mlp, MlpConfig, Module,
     Optimizer, OptimizerConfig, Param, ParamAndGradBuffer, Rounding, Scope, Sharding, StepConfig,
     StepSize, UpdateConfig, WeightDecay, WeightUpdate,
 };
+use ferrotron_tensor::ops::step::DeviceStepParams;
 use ferrotron_tensor::{DType, Device, MemoryKind, RandomKey, Result, Tensor};
 use heavy_ball::HeavyBall;
 
@@ -216,7 +218,8 @@ fn shards_are_kept_and_placed() -> Result<()> {
             group.set_contributed(Some(vec![true; group.params.len()]));
         }
         outcome.push(("norm".into(), DType::F64, vec![buffers.sq_norm()?]));
-        optimizer.step(&buffers, &StepConfig { lr: 1e-2, grad_scale: 0.5 })?;
+        let step = optimizer.numbers(&StepConfig { lr: 1e-2, grad_scale: 0.5 });
+        optimizer.step_with(&buffers, &DeviceStepParams::new(device, &step)?, &NoExchange)?;
         for group in buffers.groups() {
             group.alloc_weights()?;
             group.copy_in_weights()?;

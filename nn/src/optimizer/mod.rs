@@ -34,6 +34,7 @@ pub use update_config::{Rounding, UpdateConfig, WeightUpdate};
 
 use ferrotron_tensor::ops::step::{DeviceStepParams, StepParams};
 use ferrotron_tensor::{Error, FlatBuffer, MemoryKind, Result, ShardSpec, Tensor};
+use std::sync::Weak;
 
 use self::group_state::GroupState;
 use self::moment::Moment;
@@ -57,6 +58,8 @@ pub struct Optimizer {
     states: MemoryKind,
     ema_decay: Option<f64>,
     groups: Vec<GroupState>,
+    /// The buffers that it was made for.
+    buffers: Weak<()>,
     step: u64,
     /// Whether a step has found that every parameter of the model is in a buffer.
     owned: bool,
@@ -85,7 +88,17 @@ impl Optimizer {
             .map(|group| GroupState::of_group(config, group, update))
             .collect::<Result<_>>()?;
         let UpdateConfig { rounding, states, ema_decay, .. } = *update;
-        Ok(Optimizer { config, rounding, states, ema_decay, groups, step: 0, owned: false })
+        let buffers = buffers.identity();
+        Ok(Optimizer {
+            config,
+            rounding,
+            states,
+            ema_decay,
+            groups,
+            buffers,
+            step: 0,
+            owned: false,
+        })
     }
 
     /// Updates the weights from their gradients, in one pass per group.
@@ -93,8 +106,9 @@ impl Optimizer {
     /// # Errors
     ///
     /// Errors, without any change, if all parameters are frozen, as [`Optimizer::check_finite`] does, if a graph that was
-    /// not consumed still holds a weight, and in the first step as [`ParamAndGradBuffer::check_owned`]. Errors for a rule
-    /// with sums over ranks if parameters are sharded over them: `DataParallel::update` adds them up.
+    /// not consumed still holds a weight, and in the first step as [`ParamAndGradBuffer::check_owned`]. Errors for buffers
+    /// of another optimizer, and for weights of which other ranks update a shard: `DataParallel::update` gathers them. Errors
+    /// for a rule with sums over ranks if parameters are sharded over them: `DataParallel::update` adds them up.
     pub fn step(&mut self, buffers: &ParamAndGradBuffer, step: &StepConfig) -> Result<()> {
         let Some(param) = buffers.params().next() else {
             buffers.check_owned()?;
@@ -102,6 +116,17 @@ impl Optimizer {
             let message = format!("all {count} parameters are frozen: nothing is left to train");
             return Err(Error::config("optimizer", message));
         };
+        if let Some(group) = buffers.groups().iter().find(|group| group.owned.len() < group.numel())
+        {
+            let message = format!(
+                "this rank updates {} of {} elements of '{}' and others: use `DataParallel::update`, which gathers what \
+                 other ranks update",
+                group.owned.len(),
+                group.numel(),
+                group.params[0].name()
+            );
+            return Err(Error::config("optimizer", message));
+        }
         self.check_finite(buffers, step)?;
         let step = DeviceStepParams::new(param.leaf().device(), &self.numbers(step))?;
         self.step_with(buffers, &step, &NoExchange)
@@ -158,6 +183,11 @@ impl Optimizer {
         step: &DeviceStepParams,
         exchange: &dyn ShardExchange,
     ) -> Result<()> {
+        if !self.buffers.ptr_eq(&buffers.identity()) {
+            let message =
+                "the buffers are not those that the optimizer was made for, whose state it has";
+            return Err(Error::config("optimizer", message));
+        }
         if !std::mem::replace(&mut self.owned, true) {
             buffers.check_owned().inspect_err(|_| self.owned = false)?;
         }

@@ -4,7 +4,7 @@
 use ferrotron_autograd::{Leaf, missing_gradients};
 use ferrotron_tensor::{DType, Error, Result, Tensor};
 use std::collections::{HashMap, HashSet};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use crate::optimizer::ShardUnit;
 use crate::params::param_and_grad_bucket::{shard_unit, unused_error};
@@ -40,7 +40,7 @@ pub struct ParamAndGradBuffer {
     groups: Vec<ParamAndGradBucket>,
     frozen: Vec<Param>,
     /// Alive as long as the layout, which decides what may be frozen.
-    _token: Arc<()>,
+    token: Arc<()>,
 }
 
 impl ParamAndGradBuffer {
@@ -86,7 +86,12 @@ impl ParamAndGradBuffer {
             .collect::<Result<_>>()?;
         let token = Arc::new(());
         params.iter().chain(&frozen).for_each(|param| param.entry().set_buffers(&token));
-        Ok(ParamAndGradBuffer { groups, frozen, _token: token })
+        Ok(ParamAndGradBuffer { groups, frozen, token })
+    }
+
+    /// The identity of these buffers, which no others have.
+    pub(crate) fn identity(&self) -> Weak<()> {
+        Arc::downgrade(&self.token)
     }
 
     /// The groups, in the order in which backward completes their gradients.

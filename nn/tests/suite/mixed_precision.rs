@@ -2,10 +2,12 @@
 //! of Micikevicius et al., "Mixed Precision Training", arXiv 1710.03740.
 
 use ferrotron_autograd::{Accum, lock};
+use ferrotron_nn::shard_exchange::NoExchange;
 use ferrotron_nn::{
     BufferConfig, GradDType, Init, MASTER, Optimizer, OptimizerConfig, ParamAndGradBuffer,
     Rounding, Scope, Sharding, StepConfig, UpdateConfig, WeightDecay, WeightUpdate,
 };
+use ferrotron_tensor::ops::step::DeviceStepParams;
 use ferrotron_tensor::{Category, DType, Device, Error, Result, Tensor};
 
 /// Ones of `dtype`, with gradients of -1.
@@ -64,9 +66,12 @@ fn random_rounding_is_the_same_in_every_shard() -> Result<()> {
             let config =
                 BufferConfig { sharding: Sharding::Optimizer, shard, ..BufferConfig::default() };
             let buffers = ones(DType::BF16, 1000, &config)?;
+            let device = buffers.groups()[0].params[0].leaf().device().clone();
             let mut optimizer = Optimizer::with_update(OptimizerConfig::SGD, &buffers, &update)?;
             for _ in 0..3 {
-                optimizer.step(&buffers, &StepConfig { lr: 1e-3, grad_scale: 1.0 })?;
+                let step = optimizer.numbers(&StepConfig { lr: 1e-3, grad_scale: 1.0 });
+                let step = DeviceStepParams::new(&device, &step)?;
+                optimizer.step_with(&buffers, &step, &NoExchange)?;
             }
             let group = &buffers.groups()[0];
             Ok::<_, Error>((group.owned.clone(), group.params[0].leaf().value()?.to_f64()?))

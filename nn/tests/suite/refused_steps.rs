@@ -3,8 +3,8 @@
 use ferrotron_autograd::Var;
 use ferrotron_nn::shard_exchange::NoExchange;
 use ferrotron_nn::{
-    AdafactorConfig, Bias, Init, Linear, Module, Optimizer, OptimizerConfig, Param,
-    ParamAndGradBuffer, Scope, StepConfig, clip_coefficient,
+    AdafactorConfig, Bias, BufferConfig, Init, Linear, Module, Optimizer, OptimizerConfig, Param,
+    ParamAndGradBuffer, Scope, Sharding, StepConfig, clip_coefficient,
 };
 use ferrotron_tensor::ops::step::DeviceStepParams;
 use ferrotron_tensor::{DType, Device, Result, Tensor};
@@ -190,5 +190,32 @@ fn a_learning_rate_that_is_not_finite_is_refused() -> Result<()> {
     pair.forward(&input(&device, 1.0)?)?.sum_all()?.backward()?;
     let error = optimizer.step(&buffers, &StepConfig { lr: f64::NAN, ..STEP }).unwrap_err();
     assert_eq!(error.to_string(), "optimizer: step 1: the learning rate is NaN");
+    Ok(())
+}
+
+/// The state of other weights, or the weights that other ranks update, would stay behind.
+#[test]
+fn buffers_that_are_not_the_optimizers_are_refused() -> Result<()> {
+    let device = Device::cpu(1)?;
+    let buffers = |sharding, shard| -> Result<ParamAndGradBuffer> {
+        let layer = Linear::new(&Scope::new(&device, DType::F64, 1), 2, 2, Bias::No, Init::Ones)?;
+        let config = BufferConfig { sharding, shard, ..BufferConfig::default() };
+        let buffers = ParamAndGradBuffer::with_config(&layer.params(), &config)?;
+        layer.forward(&input(&device, 1.0)?)?.sum_all()?.backward()?;
+        Ok(buffers)
+    };
+    let (own, other) = (buffers(Sharding::None, (0, 1))?, buffers(Sharding::None, (0, 1))?);
+    let mut optimizer = Optimizer::new(OptimizerConfig::SGD, &own)?;
+    let error = optimizer.step(&other, &STEP).unwrap_err().to_string();
+    let want = "the buffers are not those that the optimizer was made for, whose state it has";
+    assert_eq!(error, format!("optimizer: {want}"));
+    optimizer.step(&own, &STEP)?;
+
+    let shard = buffers(Sharding::Optimizer, (0, 2))?;
+    let mut optimizer = Optimizer::new(OptimizerConfig::SGD, &shard)?;
+    let error = optimizer.step(&shard, &STEP).unwrap_err().to_string();
+    let want = "optimizer: this rank updates 2 of 4 elements of 'weight' and others: use `DataParallel::update`, which";
+    assert!(error.starts_with(want), "{error}");
+    assert_eq!(shard.groups()[0].params[0].leaf().value()?.to_f64()?, [1.0; 4]);
     Ok(())
 }
