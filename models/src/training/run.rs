@@ -12,8 +12,10 @@
 mod config;
 mod metrics;
 mod rewind;
+mod observer;
 mod saving;
 mod tracing;
+mod tensorboard;
 
 use ferrotron_parallel::collective::Reduction;
 use ferrotron_tensor::{ErrorKind, Result, Tensor};
@@ -35,23 +37,11 @@ use metrics::MetricsLog;
 pub use metrics::{Metrics, check_metrics};
 use saving::{Saving, is_async};
 use tracing::Tracing;
+pub use observer::Observer;
 
+pub use tensorboard::{TensorboardConfig, TensorboardLog};
 /// A wait for a checkpoint is told from here on.
 const NOTICEABLE: Duration = Duration::from_millis(100);
-
-/// Someone who watches a run.
-pub trait Observer {
-    /// After every step, as soon as it was given to the device.
-    fn advanced(&mut self, _step: u64) {}
-    /// After every step, when its numbers are known: several may come at once.
-    fn step(&mut self, metrics: &Metrics);
-    /// After every evaluation.
-    fn evaluated(&mut self, step: u64, evaluation: &Evaluation);
-    /// After every checkpoint.
-    fn saved(&mut self, folder: &Path);
-    /// Called when something failed that does not end the run. Any rank may call it.
-    fn warning(&mut self, message: &str);
-}
 
 /// Why a run ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

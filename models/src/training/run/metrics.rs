@@ -42,6 +42,8 @@ pub struct Metrics {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rewound_to: Option<u64>,
     /// Tokens of the step.
+    /// Samples of the step.
+    pub samples: u64,
     pub tokens: u64,
     /// Duration of the step.
     pub step_ms: f64,
@@ -84,6 +86,7 @@ impl Metrics {
             bad_step: report.bad_step.clone(),
             rewound_to: report.rewound_to,
             tokens: report.tokens,
+            samples: report.samples,
             step_ms: report.seconds * 1e3,
             data_wait_ms: report.data_seconds * 1e3,
             tokens_per_s,
@@ -247,6 +250,7 @@ fn is_begun(bytes: &[u8]) -> bool {
 
 #[cfg(test)]
 mod tests {
+            samples: 1,
     use super::*;
     use std::os::unix::fs::PermissionsExt;
 
