@@ -11,7 +11,7 @@ mod model;
 mod planning;
 mod training;
 
-pub use io::{checkpoint, data, entropy, hugging_face, tokenizer};
+pub use io::{checkpoint, data, entropy, hugging_face, tensorboard, tokenizer};
 pub use model::{bert, generate, gpt, presets};
 pub use planning::{activation_bytes, memory, memory_limit, support, traffic};
 #[cfg(feature = "plot")]

@@ -139,14 +139,14 @@ pub trait TrainedModel: Model {
     /// The samples of a run, for the seed of their order and the number of samples in a global batch.
     fn samples(input: &RunInput, run: &RunConfig, order: (u64, usize)) -> Result<RunSamples>;
 
-    /// Prints the results; of a model that can, with a sample of so many tokens.
+    /// Prints the results; of a model that can, with a sample of so many tokens, which is returned.
     fn report(
         trainer: &Trainer<Self>,
         input: &RunInput,
         tokenizer: &Tokenizer,
         outcome: &RunResult,
         sampling: (usize, &StopFlag),
-    ) -> Result<()>;
+    ) -> Result<Option<String>>;
 }
 
 impl TrainedModel for Gpt {
@@ -288,7 +288,7 @@ impl TrainedModel for Gpt {
         tokenizer: &Tokenizer,
         outcome: &RunResult,
         sampling: (usize, &StopFlag),
-    ) -> Result<()> {
+    ) -> Result<Option<String>> {
         let stream = input.evaluated_stream();
         closing_report::gpt(trainer, stream, tokenizer, outcome, sampling)
     }
@@ -394,8 +394,8 @@ impl TrainedModel for Bert {
         _: &Tokenizer,
         outcome: &RunResult,
         _: (usize, &StopFlag),
-    ) -> Result<()> {
+    ) -> Result<Option<String>> {
         closing_report::bert(outcome);
-        Ok(())
+        Ok(None)
     }
 }

@@ -19,14 +19,15 @@ use super::sample::sample;
 const BIGRAM_TOKENS: u64 = 10_000_000;
 
 /// Prints the validation loss of a GPT, beside that of bigrams if the `evaluated` tokens lie one after another, and a sample
-/// of `sample_length` tokens.
+/// of `sample_length` tokens, which is returned.
 pub fn gpt(
     trainer: &Trainer<Gpt>,
     evaluated: Option<&TokenSource>,
     tokenizer: &Tokenizer,
     outcome: &RunResult,
     (sample_length, stop): (usize, &StopFlag),
-) -> Result<()> {
+) -> Result<Option<String>> {
+    let mut text = None;
     if let Some(Evaluation { loss, tokens, .. }) = outcome.evaluation.as_ref() {
         let counted = evaluated.filter(|_| *tokens < BIGRAM_TOKENS && !stop.is_set());
         output::report(&if let Some(source) = counted {
@@ -39,7 +40,7 @@ pub fn gpt(
     }
     if outcome.stop_reason == StopReason::Finished && sample_length > 0 && !stop.is_set() {
         if one_rank_has_all(trainer) {
-            let text = sample(&trainer.parts()[0], tokenizer, sample_length, stop)?;
+            text = sample(&trainer.parts()[0], tokenizer, sample_length, stop)?;
             text.iter().for_each(|text| output::report(&format!("sample: {text}")));
         } else {
             output::report("no sample: no rank has the whole model");
@@ -49,7 +50,7 @@ pub fn gpt(
     output::report(&format!(
         "continue a text: ferrotron generate --load {checkpoint} --prompt TEXT"
     ));
-    Ok(())
+    Ok(text)
 }
 
 /// Prints the validation losses of a BERT.

@@ -17,6 +17,9 @@ use super::options::Options;
 use super::options::remembered::{MAY_DIFFER, canonical, same_number};
 use super::options::{imported, remembered};
 
+/// The value of an option that has none.
+const NOT_GIVEN: &str = "not given";
+
 /// The merged options.
 #[derive(Debug)]
 pub struct Configuration {
@@ -70,6 +73,16 @@ impl Configuration {
         Ok(Configuration { options, args, facts, imported, notes })
     }
 
+    /// A table of all options that have a value, in Markdown.
+    pub fn table(&self) -> String {
+        let given = self.facts.iter().filter(|(_, value)| *value != NOT_GIVEN);
+        let rows = given.map(|(name, value)| {
+            // A bar would end the cell.
+            format!("| {name} | {} |\n", value.replace('|', "\\|").replace('\n', " "))
+        });
+        format!("| option | value |\n|---|---|\n{}", rows.collect::<String>())
+    }
+
     /// The options that the next checkpoint remembers, for a run with this global batch size.
     pub fn remembered(&self, global_batch_size: usize) -> Value {
         let mut remembered = remembered::of_options(&self.options);
@@ -94,7 +107,8 @@ pub fn data_facts(
     ]))
 }
 
-fn facts(matches: &ArgMatches, definition: &Definition) -> Facts {
+/// Every option that all ranks must have alike, with its value or default.
+pub fn facts(matches: &ArgMatches, definition: &Definition) -> Facts {
     let definition = definition.subcommand("train");
     let names = definition.get_arguments().filter_map(|arg| Some((arg.get_long()?, arg.get_id())));
     let compared = names.filter(|(name, _)| !MAY_DIFFER.contains(name));
@@ -102,7 +116,7 @@ fn facts(matches: &ArgMatches, definition: &Definition) -> Facts {
         let words = matches.get_raw(id.as_str()).into_iter().flatten();
         let words: Vec<String> =
             words.map(|word| same_number(&canonical(name, &word.to_string_lossy()))).collect();
-        let value = if words.is_empty() { "not given".to_string() } else { words.join(" ") };
+        let value = if words.is_empty() { NOT_GIVEN.to_string() } else { words.join(" ") };
         (format!("--{name}"), value)
     };
     compared.map(fact).collect()

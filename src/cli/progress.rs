@@ -1,7 +1,8 @@
 //! Shows a run to its user: a progress bar on a terminal, lines elsewhere.
 
+use ferrotron::Result;
 use ferrotron::models::evaluate::Evaluation;
-use ferrotron::models::run::{Metrics, Observer};
+use ferrotron::models::run::{Metrics, Observer, TensorboardLog};
 use indicatif::{ProgressBar, ProgressStyle};
 use std::io::IsTerminal;
 use std::path::Path;
@@ -18,18 +19,45 @@ pub struct TrainProgress {
     /// Running mean of the loss, so that the bar does not flicker.
     loss: Option<f64>,
     seconds: f64,
+    /// The event file to which everything is written as well.
+    tensorboard: Option<TensorboardLog>,
+    /// Whether the user was warned that events are lost.
+    events_lost: bool,
 }
 
 impl TrainProgress {
     /// Shows steps `done` to `last_step`.
     pub fn new(done: u64, last_step: u64, log_interval: u64) -> TrainProgress {
         let bar = bar("{pos}/{len} {msg} ETA {eta}", done, last_step);
-        TrainProgress { bar, log_interval, last_step, loss: None, seconds: 0.0 }
+        TrainProgress { bar, log_interval, last_step, ..TrainProgress::silent() }
     }
 
     /// Shows nothing: another rank does.
     pub fn silent() -> TrainProgress {
-        TrainProgress { bar: None, log_interval: 0, last_step: 0, loss: None, seconds: 0.0 }
+        TrainProgress {
+            bar: None,
+            log_interval: 0,
+            last_step: 0,
+            loss: None,
+            seconds: 0.0,
+            tensorboard: None,
+            events_lost: false,
+        }
+    }
+
+    /// Writes everything to `log` as well.
+    pub fn write_events(&mut self, log: TensorboardLog) {
+        self.tensorboard = Some(log);
+    }
+
+    /// Writes to the event file, if there is one. The first failure is a warning.
+    pub fn event(&mut self, write: impl FnOnce(&mut TensorboardLog) -> Result<()>) {
+        if let Some(log) = &mut self.tensorboard
+            && let Err(error) = write(log)
+            && !std::mem::replace(&mut self.events_lost, true)
+        {
+            self.warning(&format!("{error}; training goes on, and such events are lost"));
+        }
     }
 
     /// A line above the bar.
@@ -114,6 +142,7 @@ impl Observer for TrainProgress {
     }
 
     fn step(&mut self, metrics: &Metrics) {
+        self.event(|log| log.step(metrics));
         if metrics.loss.is_finite() {
             let loss = self.loss.map_or(metrics.loss, |mean| 0.95 * mean + 0.05 * metrics.loss);
             self.loss = Some(loss);
@@ -153,6 +182,7 @@ impl Observer for TrainProgress {
     }
 
     fn evaluated(&mut self, step: u64, evaluation: &Evaluation) {
+        self.event(|log| log.evaluated(step, evaluation));
         let Evaluation { loss, tokens, perplexity, losses } = evaluation;
         let found = match losses.len() {
             0 | 1 => format!("loss {loss:.4} over {tokens} tokens (perplexity {perplexity:.2})"),

@@ -97,6 +97,34 @@ fn a_full_disk_under_the_metrics_costs_lines_and_not_the_run() {
 }
 
 #[test]
+fn a_full_disk_under_the_events_costs_events_and_not_the_run() {
+    let folder = folder_with_text();
+    let path = folder.path();
+    let output = limited(path, 40, "--train-iters 400 --metrics /dev/null --tensorboard-dir tb");
+    let message = String::from_utf8_lossy(&output.stderr).into_owned();
+    succeeded(output);
+    assert_eq!(
+        message.matches("warning: tensorboard: cannot write tb/events").count(),
+        1,
+        "{message}"
+    );
+    assert!(path.join("run/iter_0000400/index.json").exists());
+    // Another run in the same folder hides this one.
+    let again = train(path, &["--save", "again", "--tensorboard-dir", "tb"]);
+    let message = String::from_utf8_lossy(&again.stderr).into_owned();
+    succeeded(again);
+    assert!(message.contains("tb has event files of another run"), "{message}");
+    assert_eq!(std::fs::read_dir(path.join("tb")).unwrap().count(), 2);
+    refused(
+        path,
+        &["--tensorboard-dir", "text.txt"],
+        &["--tensorboard-dir", "text.txt is not a folder"],
+    );
+    let none = ["--tensorboard-dir", "tb", "--tensorboard-log-interval", "0"];
+    refused(path, &none, &["--tensorboard-log-interval", "must be positive"]);
+}
+
+#[test]
 fn a_trace_that_does_not_fit_is_a_warning() {
     let folder = folder_with_text();
     let path = folder.path();

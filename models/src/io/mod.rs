@@ -1,8 +1,9 @@
-//! Files: checkpoints, Hugging Face models; data and tokenizers are the crate `ferrotron_data`.
+//! Files: checkpoints, Hugging Face models, TensorBoard's events; data and tokenizers are the crate `ferrotron_data`.
 
 pub mod checkpoint;
 pub mod hugging_face;
 pub(crate) mod tensor_file;
+pub mod tensorboard;
 
 pub use ferrotron_data as data;
 pub use ferrotron_data::{entropy, tokenizer};

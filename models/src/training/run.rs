@@ -10,9 +10,12 @@
 //! written is an [`Observer::warning`].
 
 mod config;
+mod logged_step;
 mod metrics;
+mod observer;
 mod rewind;
 mod saving;
+mod tensorboard;
 mod tracing;
 
 use ferrotron_parallel::collective::Reduction;
@@ -31,27 +34,16 @@ use crate::training::stop::StopFlag;
 use crate::training::trainer::{Model, StepReport, Trainer};
 
 pub use config::{Intervals, RunConfig, RunData, TokenSamples, TraceConfig};
+pub use logged_step::{LoggedStep, read_metrics};
 use metrics::MetricsLog;
 pub use metrics::{Metrics, check_metrics};
+pub use observer::Observer;
 use saving::{Saving, is_async};
+pub use tensorboard::{TensorboardConfig, TensorboardLog};
 use tracing::Tracing;
 
 /// A wait for a checkpoint is told from here on.
 const NOTICEABLE: Duration = Duration::from_millis(100);
-
-/// Someone who watches a run.
-pub trait Observer {
-    /// After every step, as soon as it was given to the device.
-    fn advanced(&mut self, _step: u64) {}
-    /// After every step, when its numbers are known: several may come at once.
-    fn step(&mut self, metrics: &Metrics);
-    /// After every evaluation.
-    fn evaluated(&mut self, step: u64, evaluation: &Evaluation);
-    /// After every checkpoint.
-    fn saved(&mut self, folder: &Path);
-    /// Called when something failed that does not end the run. Any rank may call it.
-    fn warning(&mut self, message: &str);
-}
 
 /// Why a run ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

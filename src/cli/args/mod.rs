@@ -10,4 +10,5 @@ pub(super) mod optimizer;
 pub(super) mod parallel;
 pub(super) mod precision;
 pub(super) mod run;
+pub(super) mod tensorboard;
 pub(super) mod train;

@@ -20,6 +20,7 @@ use crate::cli::args::optimizer::OptimizerArgs;
 use crate::cli::args::parallel::ParallelArgs;
 use crate::cli::args::precision::PrecisionArgs;
 use crate::cli::args::run::RunArgs;
+use crate::cli::args::tensorboard::TensorboardArgs;
 use crate::cli::options::spellings::SpellingArgs;
 
 #[derive(Debug, Clone, Args)]
@@ -32,6 +33,8 @@ pub struct TrainArgs {
     pub optimization: OptimizationArgs,
     #[command(flatten)]
     pub run: RunArgs,
+    #[command(flatten)]
+    pub tensorboard: TensorboardArgs,
     #[command(flatten)]
     pub precision: PrecisionArgs,
     #[command(flatten)]

@@ -5,7 +5,8 @@ use ferrotron::models::checkpoint::{Checkpoint, processor_change, record_process
 use ferrotron::models::data::{DataFingerprint, DataOrigin};
 use ferrotron::models::gpt::Gpt;
 use ferrotron::models::memory::{self, StageMemory};
-use ferrotron::models::run::{Intervals, RunConfig, StopReason, run};
+use ferrotron::models::run::{Intervals, Observer, RunConfig, StopReason, TensorboardLog, run};
+use ferrotron::models::tensorboard::event_files;
 use ferrotron::models::tokenizer::Tokenizer;
 use ferrotron::models::trainer::Trainer;
 use ferrotron::nn::Scope;
@@ -148,6 +149,7 @@ impl<M: TrainedModel> PreparedRun<M> {
             args.data.source()?;
             let job = ProcessRole::new(&args.parallel, rank.cloned())?;
             args.run.validate()?;
+            args.tensorboard.validate()?;
             args.device.dtype()?;
             if let Some(checkpoint) = &resumed {
                 args.device.check_resumable(checkpoint)?;
@@ -262,6 +264,16 @@ impl<M: TrainedModel> PreparedRun<M> {
             true => TrainProgress::new(done, intervals.train_iters, args.run.log_interval),
             false => TrainProgress::silent(),
         };
+        if let Some(events) = args.tensorboard.config(mesh.world().size()).filter(|_| first) {
+            if done == 0 && !event_files(&events.folder).is_empty() {
+                let folder = events.folder.display();
+                progress.warning(&format!(
+                    "{folder} has event files of another run: TensorBoard will show this one in their place"
+                ));
+            }
+            progress.write_events(TensorboardLog::create(events, done)?);
+            progress.event(|log| log.text("options", done, &configuration.table()));
+        }
         // Until here there is nothing to save, and a signal ends the process.
         let stop = signals.stop_flag()?;
         let batch = trainer.config().batch_size.full_batch_size();
@@ -273,7 +285,11 @@ impl<M: TrainedModel> PreparedRun<M> {
         let outcome = outcome?;
         if first {
             let sampling = (args.run.sample_length(), &stop);
-            M::report(&trainer, input, &tokenizer, &outcome, sampling)?;
+            let sample = M::report(&trainer, input, &tokenizer, &outcome, sampling)?;
+            if let Some(sample) = sample {
+                let step = trainer.progress().step;
+                progress.event(|log| log.text("sample", step, &code_block(&sample)));
+            }
         }
         // All steps may be taken, and something behind them left out.
         Ok(match outcome.stop_reason {
@@ -282,6 +298,12 @@ impl<M: TrainedModel> PreparedRun<M> {
             _ => ExitCode::SUCCESS,
         })
     }
+}
+
+/// A text as a block of code in Markdown.
+fn code_block(text: &str) -> String {
+    let lines = text.lines().map(|line| format!("    {line}\n"));
+    lines.collect()
 }
 
 pub fn open_tokenizer(args: &TrainArgs, resumed: Option<&Checkpoint>) -> Result<Tokenizer> {

@@ -23,6 +23,15 @@ const NOT_REMEMBERED: &[&str] = &[
     "metrics",
     "trace",
     "trace-steps",
+    "tensorboard-dir",
+    "tensorboard-log-interval",
+    "log-throughput",
+    "log-timers-to-tensorboard",
+    "log-memory-to-tensorboard",
+    "log-batch-size-to-tensorboard",
+    "log-world-size-to-tensorboard",
+    "log-validation-ppl-to-tensorboard",
+    "no-log-loss-scale-to-tensorboard",
     "exit-interval",
     "exit-duration-in-mins",
     "exit-signal",
@@ -113,6 +122,7 @@ const PATHS: &[&str] = &[
     "save",
     "metrics",
     "trace",
+    "tensorboard-dir",
 ];
 
 /// Options whose values are paths and the weights of them.

@@ -29,6 +29,8 @@ pub struct StepReport {
     pub bad_step: Option<String>,
     /// Step of the checkpoint to which training was rewound behind a bad step.
     pub rewound_to: Option<u64>,
+    /// Samples of the global batch.
+    pub samples: u64,
     /// Tokens of the global batch.
     pub tokens: u64,
     /// Duration in seconds; the mean if several steps were read together.
@@ -54,6 +56,7 @@ pub(super) struct Reports {
 pub(super) struct InFlightStep {
     pub lr: f64,
     pub loss_scale: f64,
+    pub samples: u64,
     pub tokens: u64,
     pub started: Instant,
     /// Seconds until the samples were there.
@@ -173,6 +176,7 @@ fn report(given: &InFlightStep, loss: f64, grad_norm: f64) -> Result<StepReport>
         skipped: false,
         bad_step: None,
         rewound_to: None,
+        samples: given.samples,
         tokens: given.tokens,
         seconds: given.started.elapsed().as_secs_f64(),
         data_seconds: given.data_seconds,

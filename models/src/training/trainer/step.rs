@@ -202,6 +202,7 @@ impl<M: Model> Trainer<M> {
         InFlightStep {
             lr: self.optimizer.numbers(&self.step_config()).lr,
             loss_scale: batch.loss_scale,
+            samples: batch.global_batch_size as u64,
             tokens: (batch.global_batch_size * batch.pass.sequence.global) as u64,
             started,
             data_seconds: batch.data_seconds,

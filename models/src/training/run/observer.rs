@@ -1,0 +1,20 @@
+//! The trait of whatever shows, records or counts what a run does.
+
+use std::path::Path;
+
+use crate::training::evaluate::Evaluation;
+use crate::training::run::metrics::Metrics;
+
+/// Watches a run.
+pub trait Observer {
+    /// After every step, as soon as it was given to the device.
+    fn advanced(&mut self, _step: u64) {}
+    /// After every step, when its numbers are known: several may come at once.
+    fn step(&mut self, metrics: &Metrics);
+    /// After every evaluation.
+    fn evaluated(&mut self, step: u64, evaluation: &Evaluation);
+    /// After every checkpoint.
+    fn saved(&mut self, folder: &Path);
+    /// Called when something failed that does not end the run. Any rank may call it.
+    fn warning(&mut self, message: &str);
+}
