@@ -159,9 +159,11 @@ fn exchange<'a>(
     }
     let mut numbers = vec![0.0; length];
     for (batch, values) in found {
-        // Ranks without the head have none.
+        if values.is_empty() {
+            continue; // only ranks with the head have some
+        }
         let mut values = values.as_slice();
-        for &index in batch.iter().filter(|_| !values.is_empty()).collect::<Vec<_>>() {
+        for &index in batch {
             let (own, rest) = values.split_at(requests[index].num_scores() * width);
             numbers[starts[&index]..][..own.len()].copy_from_slice(own);
             values = rest;

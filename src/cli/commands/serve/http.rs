@@ -8,14 +8,15 @@ use hyper::body::{Bytes, Incoming};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
-use hyper_util::rt::TokioIo;
+use hyper_util::rt::{TokioIo, TokioTimer};
 use serde_json::{Value, json};
 use std::convert::Infallible;
 use std::net::TcpListener;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use tokio::net::TcpStream;
 use tokio::sync::{oneshot, watch};
 use tokio::task::JoinSet;
 
@@ -27,6 +28,12 @@ const LARGEST_BODY: usize = 8 << 20;
 
 /// Bytes beyond which the rest of a request is not even skipped.
 const LARGEST_SKIPPED: usize = 64 << 20;
+
+/// Time in which the next piece of a request must arrive.
+const TO_READ: Duration = Duration::from_secs(30);
+
+/// Time in which a response that is made must be written when the server ends.
+const TO_WRITE: Duration = Duration::from_secs(1);
 
 /// Time between two looks at the request to stop.
 const POLL: Duration = Duration::from_millis(50);
@@ -56,22 +63,14 @@ pub fn serve(listener: TcpListener, service: Service, stop: &StopFlag) -> Result
         let (ended, ends) = watch::channel(());
         let mut connections = JoinSet::new();
         while !stop.is_set() {
-            // A connection that fails while it is accepted concerns its client alone.
-            let accepted = tokio::time::timeout(POLL, listener.accept()).await;
-            if let Ok(Ok((stream, _))) = accepted {
-                let (service, mut ends) = (service.clone(), ends.clone());
-                connections.spawn(async move {
-                    let answer = service_fn(|request| answer(service.clone(), request));
-                    let io = TokioIo::new(stream);
-                    let connection = http1::Builder::new().serve_connection(io, answer);
-                    let mut connection = std::pin::pin!(connection);
-                    tokio::select! {
-                        _ = connection.as_mut() => return,
-                        _ = ends.changed() => connection.as_mut().graceful_shutdown(),
-                    }
-                    // A client that is gone needs no answer.
-                    let _ = connection.await;
-                });
+            match tokio::time::timeout(POLL, listener.accept()).await {
+                Err(_) => {}
+                Ok(Ok((stream, _))) => {
+                    let (service, ends) = (service.clone(), ends.clone());
+                    connections.spawn(connection(stream, service, ends));
+                }
+                // Too many are open, say: some will end.
+                Ok(Err(_)) => tokio::time::sleep(POLL).await,
             }
             while connections.try_join_next().is_some() {}
         }
@@ -82,11 +81,37 @@ pub fn serve(listener: TcpListener, service: Service, stop: &StopFlag) -> Result
     })
 }
 
+/// Answers the requests of a connection. When `ends` changes, one that is being answered is the last; without one the
+/// connection is closed.
+async fn connection(stream: TcpStream, service: Arc<Service>, mut ends: watch::Receiver<()>) {
+    let is_busy = &AtomicBool::new(false);
+    let service = &service;
+    let answer = service_fn(move |request| async move {
+        is_busy.store(true, Relaxed);
+        let response = answer(service, request).await;
+        is_busy.store(false, Relaxed);
+        response
+    });
+    let connection = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .serve_connection(TokioIo::new(stream), answer);
+    let mut connection = std::pin::pin!(connection);
+    tokio::select! {
+        _ = connection.as_mut() => return,
+        _ = ends.changed() => connection.as_mut().graceful_shutdown(),
+    }
+    // A client that is gone needs no answer.
+    let _ = match is_busy.load(Relaxed) {
+        true => connection.await,
+        false => tokio::time::timeout(TO_WRITE, connection).await.unwrap_or(Ok(())),
+    };
+}
+
 async fn answer(
-    service: Arc<Service>,
+    service: &Service,
     request: Request<Incoming>,
 ) -> std::result::Result<Response<Full<Bytes>>, Infallible> {
-    let (status, body) = match route(&service, request).await {
+    let (status, body) = match route(service, request).await {
         Ok(body) => (200, body),
         Err(error) => (error.status, error.to_json()),
     };
@@ -127,7 +152,8 @@ async fn route(
 async fn body(request: Request<Incoming>) -> std::result::Result<Vec<u8>, ApiError> {
     let mut stream = request.into_body();
     let (mut body, mut length) = (Vec::new(), 0);
-    while let Some(frame) = stream.frame().await {
+    let slow = |_| ApiError::new(408, "the body of the request does not arrive");
+    while let Some(frame) = tokio::time::timeout(TO_READ, stream.frame()).await.map_err(slow)? {
         let frame = frame.map_err(|error| {
             ApiError::new(400, format!("the body of the request ends early: {error}"))
         })?;
