@@ -51,6 +51,7 @@ mod sentence_pairs;
 mod shard;
 mod source;
 mod split;
+pub mod tasks;
 mod token_array;
 mod token_file;
 mod token_type;

@@ -14,7 +14,7 @@ use ferrotron::models::support::ModelSizes;
 use ferrotron::models::tokenizer::Tokenizer;
 use ferrotron::models::traffic::{StepTraffic, expected_traffic};
 use ferrotron::models::trainer::{Model, Trainer};
-use ferrotron::{DType, Device, Error, Result};
+use ferrotron::{Error, Result};
 use serde_json::{Value, json};
 use std::path::Path;
 use std::sync::Arc;
@@ -118,9 +118,6 @@ pub trait TrainedModel: Model {
     /// Opens the weights of a Hugging Face folder.
     fn folder_weights(folder: &Path, config: &Self::Config) -> Result<FolderWeights>;
 
-    /// The model in a Hugging Face folder.
-    fn import(folder: &Path, device: &Device, dtype: DType) -> Result<Self>;
-
     /// Writes the model into a Hugging Face folder.
     fn export(&self, folder: &Path) -> Result<()>;
 
@@ -204,10 +201,6 @@ impl TrainedModel for Gpt {
 
     fn folder_weights(folder: &Path, config: &Self::Config) -> Result<FolderWeights> {
         hugging_face::weights(folder, config)
-    }
-
-    fn import(folder: &Path, device: &Device, dtype: DType) -> Result<Gpt> {
-        hugging_face::import(folder, device, dtype)
     }
 
     fn export(&self, folder: &Path) -> Result<()> {
@@ -334,10 +327,6 @@ impl TrainedModel for Bert {
 
     fn folder_weights(folder: &Path, config: &Self::Config) -> Result<FolderWeights> {
         hugging_face::bert::weights(folder, config)
-    }
-
-    fn import(folder: &Path, device: &Device, dtype: DType) -> Result<Bert> {
-        hugging_face::bert::import(folder, device, dtype)
     }
 
     fn export(&self, folder: &Path) -> Result<()> {

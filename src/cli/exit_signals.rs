@@ -9,7 +9,6 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::SeqCst;
 
-use super::args::run::RunArgs;
 use super::terminal;
 
 /// The signals of this process.
@@ -20,13 +19,13 @@ pub struct ExitSignals {
 }
 
 impl ExitSignals {
-    /// Lets [`stop_signals`] and the one of `--exit-signal` end this process with [`INTERRUPTED`] at once.
+    /// Lets [`stop_signals`] and another one, if there is, end this process with [`INTERRUPTED`] at once.
     ///
     /// # Errors
     /// A signal that cannot be handled.
-    pub fn register(args: &RunArgs) -> Result<ExitSignals> {
+    pub fn register(another: Option<i32>) -> Result<ExitSignals> {
         let mut numbers = stop_signals();
-        numbers.extend(args.exit_signal.map(|signal| signal.0));
+        numbers.extend(another);
         numbers.sort_unstable();
         numbers.dedup();
         let is_loading = Arc::new(AtomicBool::new(true));

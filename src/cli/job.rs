@@ -2,22 +2,26 @@
 
 use ferrotron::cuda::library::{Kind, Search};
 use ferrotron::cuda::nccl::Nccl;
+use ferrotron::models::batch_size::{BatchSize, BatchSizeConfig};
+use ferrotron::nn::Axis;
+use ferrotron::parallel::agreement::{Facts, agree};
 use ferrotron::parallel::collective::{
     NcclConfig, RankConfig, Transport, World, WorldConfig, run_rank_process,
 };
 use ferrotron::parallel::launch::{JOB_SECRET, LaunchConfig, RankEnvironment, launch};
 use ferrotron::parallel::mesh::Mesh;
+use ferrotron::parallel::tensor_parallel::SequenceParallel;
 use ferrotron::{Device, Error, Result};
-use std::io::{IsTerminal, Stderr, Write};
+use std::io::{IsTerminal, Stderr, Stdout, Write};
 use std::ops::Range;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use super::args::device::DeviceChoice;
-use super::args::parallel::ParallelArgs;
-use super::args::train::TrainArgs;
+use super::args::device::{DeviceArgs, DeviceChoice};
+use super::args::ranks::RankArgs;
 use super::exit_signals::ExitSignals;
 use super::output;
+use super::rank_environment::rank_environment;
 
 /// The role of this process.
 #[derive(Debug, Clone)]
@@ -32,7 +36,7 @@ pub enum ProcessRole {
 
 impl ProcessRole {
     /// The role that `args` and the environment ask for.
-    pub fn new(args: &ParallelArgs, rank: Option<RankEnvironment>) -> Result<ProcessRole> {
+    pub fn new(args: &RankArgs, rank: Option<RankEnvironment>) -> Result<ProcessRole> {
         match (args.nproc, rank) {
             (Some(0), _) => Err(Error::config("--nproc", "must be positive, got 0")),
             // Those that `launch` has started have the same arguments.
@@ -100,7 +104,7 @@ impl ProcessRole {
 
 /// Meets the other ranks and runs `f`.
 pub fn connect<T>(
-    args: &ParallelArgs,
+    args: &RankArgs,
     rank: &RankEnvironment,
     f: impl FnOnce(World) -> Result<T>,
 ) -> Result<T> {
@@ -118,10 +122,14 @@ pub fn connect<T>(
 }
 
 /// The same mesh with NCCL between GPUs, where every rank has one of its own and all find the library.
-pub fn between_gpus(args: &TrainArgs, mesh: &Mesh, device: &Device) -> Result<Mesh> {
-    let parallel = &args.parallel;
+pub fn between_gpus(
+    args: &RankArgs,
+    place: &DeviceArgs,
+    mesh: &Mesh,
+    device: &Device,
+) -> Result<Mesh> {
     let ranks = mesh.layout().world();
-    let own = args.device.place()? == DeviceChoice::Gpus && parallel.transport() == Transport::Auto;
+    let own = place.place()? == DeviceChoice::Gpus && args.transport() == Transport::Auto;
     if ranks == 1 {
         return Ok(mesh.clone());
     }
@@ -137,7 +145,68 @@ pub fn between_gpus(args: &TrainArgs, mesh: &Mesh, device: &Device) -> Result<Me
         }
         return Ok(mesh.clone());
     }
-    mesh.with_nccl(device, &NcclConfig { search, timeout: parallel.timeout() })
+    mesh.with_nccl(device, &NcclConfig { search, timeout: args.timeout() })
+}
+
+/// The place of a process that uses a trained model.
+pub struct ModelRank {
+    pub mesh: Mesh,
+    pub device: Device,
+}
+
+impl ModelRank {
+    /// Global batches that fill the pipeline and all replicas with micro-batches of `micro_batch_size` samples.
+    pub fn batch_size(&self, micro_batch_size: usize) -> Result<BatchSize> {
+        let data_parallel_size = self.mesh.axis(Axis::Data).size();
+        let at_once = data_parallel_size * self.mesh.axis(Axis::Pipeline).size();
+        BatchSize::new(BatchSizeConfig {
+            micro_batch_size,
+            data_parallel_size,
+            global_batch_size: micro_batch_size.checked_mul(at_once),
+            ..BatchSizeConfig::default()
+        })
+    }
+}
+
+/// Runs `work` in this process, alone or as a rank of a job, or starts ranks that do.
+pub fn run_on_ranks(
+    ranks: &RankArgs,
+    device: &DeviceArgs,
+    work: impl FnOnce(&ModelRank) -> Result<ExitCode>,
+) -> Result<ExitCode> {
+    let job = ProcessRole::new(ranks, rank_environment()?)?;
+    let layout = ranks.layout(job.world_size(), 1)?;
+    device.place()?;
+    let open = || device.open_shared(job.local_size(), job.local_rank(), std::env::temp_dir());
+    match &job {
+        ProcessRole::Launcher(count) => {
+            let signals = ExitSignals::register(None)?;
+            start_ranks(*count, ranks.timeout(), &signals, Unlabelled(std::io::stdout()))
+        }
+        ProcessRole::Alone => work(&ModelRank { mesh: Mesh::single(), device: open()? }),
+        ProcessRole::Rank(rank) => {
+            let ended = connect(ranks, rank, |world| {
+                let mesh = Mesh::new(&world, layout, SequenceParallel::Off)?;
+                let opened = open();
+                let facts = Facts::new();
+                agree(mesh.world(), opened.as_ref().map(|_| &facts))?;
+                let device_handle = opened?;
+                let mesh = between_gpus(ranks, device, &mesh, &device_handle)?;
+                work(&ModelRank { mesh, device: device_handle })
+            });
+            Ok(ended
+                .unwrap_or_else(|error| output::failed(&format!("rank {}: ", rank.rank), &error)))
+        }
+    }
+}
+
+/// Ends all ranks with the first error of one that is not ready.
+pub fn all_ready<T>(place: &ModelRank, ready: Result<T>) -> Result<T> {
+    let facts = Facts::new();
+    let agreed = agree(place.mesh.world(), ready.as_ref().map(|_| &facts));
+    let ready = ready?;
+    agreed?;
+    Ok(ready)
 }
 
 /// Starts `ranks` processes of this program with the same arguments, and ends as they do. After a signal they have
@@ -146,6 +215,7 @@ pub fn start_ranks(
     ranks: usize,
     stop_timeout: Duration,
     signals: &ExitSignals,
+    results: impl Write + Send + 'static,
 ) -> Result<ExitCode> {
     let unknown = |error| Error::io("--nproc", format!("this program cannot find itself: {error}"));
     let config = LaunchConfig {
@@ -154,11 +224,26 @@ pub fn start_ranks(
         ranks,
         stop_timeout,
     };
-    let end = launch(&config, &signals.flags()?, std::io::stdout(), AboveBar(std::io::stderr()))?;
+    let end = launch(&config, &signals.flags()?, results, AboveBar(std::io::stderr()))?;
     if let Some(failure) = end.failure {
         output::note(&format!("ferrotron: {failure}; the job has ended"));
     }
     Ok(ExitCode::from(end.code))
+}
+
+/// Standard output of ranks of which only the first writes results: without its number in front, so that programs can read
+/// them.
+struct Unlabelled(Stdout);
+
+impl Write for Unlabelled {
+    fn write(&mut self, line: &[u8]) -> std::io::Result<usize> {
+        self.0.write_all(line.strip_prefix(b"[rank 0] ").unwrap_or(line))?;
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        self.0.flush()
+    }
 }
 
 /// Standard error, where rank 0 may be drawing its progress bar: each write first clears the line.

@@ -5,19 +5,22 @@ use ferrotron::models::checkpoint::Checkpoint;
 use ferrotron::models::hugging_face::{self, ModelKind};
 use ferrotron::models::tokenizer::Tokenizer;
 use ferrotron::models::trainer::{Model, ModelChunk};
-use ferrotron::nn::Scope;
+use ferrotron::nn::{Axis, Scope};
 use ferrotron::parallel::mesh::Mesh;
-use ferrotron::{DType, Device, Error, Result};
+use ferrotron::{DType, Error, Result};
 use std::path::{Path, PathBuf};
 
 use super::architecture::TrainedModel;
 use super::args::device::DeviceArgs;
+use super::job::ModelRank;
 use super::output;
 use super::run_folder::newest_run;
 
-/// A trained model with its tokenizer.
-pub struct Loaded<M> {
+/// A trained model, or this rank's chunk of it, with its tokenizer.
+pub struct Loaded<M: TrainedModel> {
     pub model: M,
+    /// The configuration of the whole model.
+    pub config: M::Config,
     /// The scope in which it was made.
     pub scope: Scope,
     pub tokenizer: Option<Tokenizer>,
@@ -28,30 +31,48 @@ pub struct Loaded<M> {
 impl<M: TrainedModel> Loaded<M> {
     /// Loads a run folder, a checkpoint or a Hugging Face folder; with `averaged` the moving average of a run's weights.
     pub fn open(path: &Path, device: &DeviceArgs, averaged: bool) -> Result<Loaded<M>> {
-        let device_handle = device.open()?;
+        let place = ModelRank { mesh: Mesh::single(), device: device.open()? };
+        Loaded::open_on(path, device, averaged, &place)
+    }
+
+    /// The same of one rank: its chunk of the model.
+    pub fn open_on(
+        path: &Path,
+        device: &DeviceArgs,
+        averaged: bool,
+        place: &ModelRank,
+    ) -> Result<Loaded<M>> {
         if hugging_face::is_folder(path) {
             if averaged {
                 let message = format!("{} has no moving average: leave it out", path.display());
                 return Err(Error::config("--ema", message));
             }
-            let dtype = folder_dtype(path, device)?;
-            return Ok(Loaded {
-                model: M::import(path, &device_handle, dtype)?,
-                scope: Scope::new(&device_handle, dtype, 0),
-                tokenizer: hugging_face::read_tokenizer(path)?,
-                checkpoint: None,
-            });
+            let config = M::folder_config(path)?;
+            let scope = Scope::new(&place.device, folder_dtype(path, device, place)?, 0);
+            let model = chunk::<M>(&scope, &place.mesh, &config)?;
+            M::folder_weights(path, &config)?.fill(&model.params())?;
+            let tokenizer = hugging_face::read_tokenizer(path)?;
+            return Ok(Loaded { model, config, scope, tokenizer, checkpoint: None });
         }
         let checkpoint = Checkpoint::open(path)?;
         let checkpoint = if averaged { checkpoint.averaged()? } else { checkpoint };
         let given = device.given_dtype()?;
+        let config = M::config_from(&checkpoint)?;
         Ok(Loaded {
-            model: read(&checkpoint, &device_handle, given)?,
-            scope: Scope::new(&device_handle, given.map_or_else(|| checkpoint.dtype(), Ok)?, 0),
+            model: read(&checkpoint, place, &config, given)?,
+            config,
+            scope: Scope::new(&place.device, given.map_or_else(|| checkpoint.dtype(), Ok)?, 0),
             tokenizer: checkpoint.tokenizer().cloned(),
             checkpoint: Some(checkpoint),
         })
     }
+}
+
+/// Describes the chunk of the model that this rank of `mesh` has.
+fn chunk<M: Model>(scope: &Scope, mesh: &Mesh, config: &M::Config) -> Result<M> {
+    let stages = mesh.axis(Axis::Pipeline);
+    let chunks = ModelChunk::chunks(M::num_blocks(config), stages.rank(), stages.size(), 1)?;
+    M::new_chunk(scope, mesh, config, &chunks[0])
 }
 
 /// Whether `path` holds a BERT: a checkpoint, or a Hugging Face folder.
@@ -85,17 +106,20 @@ pub fn named_or_newest(path: Option<&PathBuf>) -> Result<PathBuf> {
     path.cloned().map_or_else(newest, Ok)
 }
 
-/// The model of `checkpoint` in the dtype that was asked for, or in that of the checkpoint.
-fn read<M: Model>(checkpoint: &Checkpoint, device: &Device, dtype: Option<DType>) -> Result<M> {
+/// This rank's chunk of the model of `checkpoint`, in the dtype that was asked for or in that of the checkpoint.
+fn read<M: Model>(
+    checkpoint: &Checkpoint,
+    place: &ModelRank,
+    config: &M::Config,
+    dtype: Option<DType>,
+) -> Result<M> {
     let held = checkpoint.dtype()?;
     let dtype = dtype.unwrap_or(held);
-    let config = M::config_from(checkpoint)?;
-    let whole = ModelChunk::whole(M::num_blocks(&config));
     let kept = checkpoint.kept_in_fp32()?;
     let empty = |dtype| {
-        let scope = Scope::new(device, dtype, 0);
+        let scope = Scope::new(&place.device, dtype, 0);
         let scope = if dtype == held { scope.with_accumulator_dtype(&kept) } else { scope };
-        M::new_chunk(&scope, &Mesh::single(), &config, &whole)
+        chunk::<M>(&scope, &place.mesh, config)
     };
     // f32, bf16 and f16 are converted while they are read.
     let read_as = if (held == DType::F64) == (dtype == DType::F64) { dtype } else { held };
@@ -112,13 +136,13 @@ fn read<M: Model>(checkpoint: &Checkpoint, device: &Device, dtype: Option<DType>
 }
 
 /// The dtype that was asked for, or the one in which no weight of a Hugging Face folder is rounded.
-fn folder_dtype(folder: &Path, device: &DeviceArgs) -> Result<DType> {
+fn folder_dtype(folder: &Path, device: &DeviceArgs, place: &ModelRank) -> Result<DType> {
     if let Some(dtype) = device.given_dtype()? {
         return Ok(dtype);
     }
     let stored = hugging_face::stored_dtypes(folder)?;
     let dtype = hugging_face::common_dtype(&stored);
-    if stored.len() > 1 {
+    if stored.len() > 1 && place.mesh.rank() == 0 {
         let names: Vec<String> = stored.iter().map(DType::to_string).collect();
         output::note(&format!(
             "'{}' has weights in {}: read as {dtype}, which holds all of them exactly",

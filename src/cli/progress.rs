@@ -106,6 +106,46 @@ impl ByteProgress {
     }
 }
 
+/// Shows how many of some things are done: a progress bar on a terminal, a line every ten seconds elsewhere.
+pub struct CountProgress {
+    name: String,
+    total: u64,
+    bar: Option<ProgressBar>,
+    started: Instant,
+    said: Instant,
+}
+
+impl CountProgress {
+    /// Shows nothing yet.
+    pub fn new(name: &str, total: u64) -> CountProgress {
+        let name = name.to_string();
+        CountProgress { name, total, bar: None, started: Instant::now(), said: Instant::now() }
+    }
+
+    /// Shows that so many are done.
+    pub fn show(&mut self, done: u64) {
+        if self.bar.is_none() {
+            self.bar = bar("{msg} {pos}/{len} ETA {eta}", 0, self.total);
+        }
+        if let Some(bar) = &self.bar {
+            bar.set_position(done);
+            bar.set_message(self.name.clone());
+        } else if self.said.elapsed() >= BETWEEN_LINES && done > 0 {
+            self.said = Instant::now();
+            let (name, total) = (&self.name, self.total);
+            let left = self.started.elapsed().as_secs_f64() / done as f64 * (total - done) as f64;
+            output::note(&format!("{name}  {done} of {total}  ETA {left:.0} s"));
+        }
+    }
+
+    /// Leaves the bar as it is.
+    pub fn finish(&self) {
+        if let Some(bar) = &self.bar {
+            bar.abandon();
+        }
+    }
+}
+
 impl Observer for TrainProgress {
     fn advanced(&mut self, step: u64) {
         if let Some(bar) = &self.bar {

@@ -22,6 +22,7 @@ mod precision;
 mod refusals;
 mod stopping;
 mod streams;
+mod tasks;
 mod tokenize;
 mod train_samples;
 mod two_runs;

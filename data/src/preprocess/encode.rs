@@ -84,33 +84,10 @@ impl Encoder {
         let mut number = batch.first;
         for line in lines.split(|&byte| byte == b'\n') {
             number += 1;
-            let line = match number {
-                1 => line.strip_prefix(b"\xEF\xBB\xBF").unwrap_or(line),
-                _ => line,
-            };
-            if line.trim_ascii().is_empty() {
-                continue;
-            }
-            let parsed = serde_json::from_slice::<Map<String, Value>>(line)
-                .map_err(|error| {
-                    let why = error.to_string();
-                    let why = why.rsplit_once(" at line ").map_or(why.as_str(), |(why, _)| why);
-                    format!("no JSON object: {why}, column {}", error.column())
-                })
-                .and_then(|object| {
-                    let texts = self.keys.iter().map(|key| match object.get(key) {
-                        Some(Value::String(_)) => Ok(()),
-                        Some(other) => {
-                            Err(format!("the value of '{key}' is no string, but {}", kind(other)))
-                        }
-                        None => Err(format!("no key '{key}'; it has {}", names(&object))),
-                    });
-                    texts.collect::<std::result::Result<(), String>>().map(|()| object)
-                });
-            match parsed {
-                Ok(object) => {
-                    for (key, tokens) in self.keys.iter().zip(&mut encoded.columns) {
-                        let text = object[key].as_str().expect("it is a string");
+            match json_texts(line, number, &self.keys) {
+                Ok(None) => {}
+                Ok(Some(texts)) => {
+                    for (text, tokens) in texts.iter().zip(&mut encoded.columns) {
                         self.document(text, tokens)
                             .map_err(|error| broken(batch, "line", number, error.context()))?;
                     }
@@ -130,16 +107,7 @@ impl Encoder {
     ) -> Result<()> {
         for row in 0..columns[0].len() {
             let number = batch.first + row as u64 + 1;
-            let texts: std::result::Result<Vec<&str>, String> = columns
-                .iter()
-                .zip(&self.keys)
-                .map(|(column, key)| match column[row].as_deref().map(std::str::from_utf8) {
-                    Some(Ok(text)) => Ok(text),
-                    Some(Err(error)) => Err(format!("'{key}' is not UTF-8: {error}")),
-                    None => Err(format!("'{key}' is null")),
-                })
-                .collect();
-            match texts {
+            match row_texts(columns, row, &self.keys) {
                 Ok(texts) => {
                     for (text, tokens) in texts.into_iter().zip(&mut encoded.columns) {
                         self.document(text, tokens)
@@ -191,6 +159,49 @@ impl Encoder {
         out.extend(self.tokenizer.encode(text)?);
         Ok(())
     }
+}
+
+/// The strings under `keys` of the JSON object in a line; none if the line is blank. Errors with the reason.
+pub fn json_texts(
+    line: &[u8],
+    number: u64,
+    keys: &[String],
+) -> std::result::Result<Option<Vec<String>>, String> {
+    let line = match number {
+        1 => line.strip_prefix(b"\xEF\xBB\xBF").unwrap_or(line),
+        _ => line,
+    };
+    if line.trim_ascii().is_empty() {
+        return Ok(None);
+    }
+    let object = serde_json::from_slice::<Map<String, Value>>(line).map_err(|error| {
+        let why = error.to_string();
+        let why = why.rsplit_once(" at line ").map_or(why.as_str(), |(why, _)| why);
+        format!("no JSON object: {why}, column {}", error.column())
+    })?;
+    let text = |key: &String| match object.get(key) {
+        Some(Value::String(text)) => Ok(text.clone()),
+        Some(other) => Err(format!("the value of '{key}' is no string, but {}", kind(other))),
+        None => Err(format!("no key '{key}'; it has {}", names(&object))),
+    };
+    keys.iter().map(text).collect::<std::result::Result<_, _>>().map(Some)
+}
+
+/// The strings of a row, one of each column. Errors with the reason.
+pub fn row_texts<'a>(
+    columns: &'a [Vec<Option<Vec<u8>>>],
+    row: usize,
+    keys: &[String],
+) -> std::result::Result<Vec<&'a str>, String> {
+    let text = |(column, key): (&'a Vec<Option<Vec<u8>>>, &String)| match column[row]
+        .as_deref()
+        .map(std::str::from_utf8)
+    {
+        Some(Ok(text)) => Ok(text),
+        Some(Err(error)) => Err(format!("'{key}' is not UTF-8: {error}")),
+        None => Err(format!("'{key}' is null")),
+    };
+    columns.iter().zip(keys).map(text).collect()
 }
 
 fn broken(batch: &InputBatch, what: &str, number: u64, why: &str) -> Error {

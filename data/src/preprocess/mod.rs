@@ -12,6 +12,7 @@
 mod compressed;
 mod config;
 mod cut;
+mod documents;
 mod encode;
 mod fingerprint;
 mod flat_file;
@@ -25,6 +26,7 @@ mod run;
 mod verify;
 
 pub use config::{PreprocessConfig, TokenFormat};
+pub use documents::read_documents;
 pub use fingerprint::{HashedFile, PreprocessFingerprint};
 pub use run::{PreprocessProgress, PreprocessReport, preprocess};
 pub use verify::{Verified, verify};

@@ -48,8 +48,8 @@ impl Sampling {
         }
     }
 
-    /// The token chosen from `logits` at `position`.
-    fn choose(&self, logits: &[f64], position: u64) -> u32 {
+    /// The token chosen from `logits` at `position`. A constant added to all logits changes nothing but by rounding.
+    pub fn choose(&self, logits: &[f64], position: u64) -> u32 {
         let likeliest =
             || (0..logits.len()).fold(0, |best, i| if logits[i] > logits[best] { i } else { best });
         if self.temperature == 0.0 {

@@ -270,7 +270,9 @@ impl Gpt {
         loss.at("lm_head")
     }
 
-    fn logits(&self, x: &Var) -> Result<Var> {
+    /// The logits (B, T, V) of (B, T, C), the output of the last block, on every tensor-parallel rank. Only for chunks
+    /// with the head.
+    pub fn logits(&self, x: &Var) -> Result<Var> {
         let head = self.head()?;
         self.tp.logits(&head.norm_f.forward(x)?, &head.weight).at("lm_head")
     }

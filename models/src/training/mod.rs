@@ -11,6 +11,7 @@ pub(crate) mod model;
 pub mod plot;
 pub mod run;
 pub mod run_lock;
+pub mod score;
 mod stage;
 pub mod stop;
 pub mod trainer;

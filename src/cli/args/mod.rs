@@ -9,5 +9,6 @@ pub(super) mod offload;
 pub(super) mod optimizer;
 pub(super) mod parallel;
 pub(super) mod precision;
+pub(super) mod ranks;
 pub(super) mod run;
 pub(super) mod train;

@@ -7,13 +7,13 @@ use ferrotron::models::gpt::{
 use ferrotron::models::support::ModelSizes;
 use ferrotron::models::trainer::ParallelConfig;
 use ferrotron::nn::{Axis, GradDType, Sharding};
-use ferrotron::parallel::collective::Transport;
 use ferrotron::parallel::data_parallel::DataParallelConfig;
 use ferrotron::parallel::mesh::ParallelDims;
 use ferrotron::parallel::pipeline::ScheduleKind;
 use ferrotron::parallel::tensor_parallel::SequenceParallel;
 use ferrotron::{Error, Result};
-use std::time::Duration;
+
+use super::ranks::RankArgs;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Granularity {
@@ -37,24 +37,11 @@ pub enum ModuleArg {
     Mlp,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum TransportArg {
-    Auto,
-    Tcp,
-}
-
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Parallelism")]
 pub struct ParallelArgs {
-    /// Processes to start on this machine, one for each rank. Under torchrun, srun and mpirun leave it out
-    #[arg(long, alias = "nproc-per-node", value_name = "N")]
-    pub nproc: Option<usize>,
-    /// Ranks that share each layer. What the three sizes leave of all ranks is data parallel
-    #[arg(long, value_name = "N", default_value_t = 1)]
-    pub tensor_model_parallel_size: usize,
-    /// Ranks that each have some of the layers, one behind another
-    #[arg(long, value_name = "N", default_value_t = 1)]
-    pub pipeline_model_parallel_size: usize,
+    #[command(flatten)]
+    pub ranks: RankArgs,
     /// Ranks that each have some positions of every sequence
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub context_parallel_size: usize,
@@ -96,37 +83,17 @@ pub struct ParallelArgs {
     /// them in backward
     #[arg(long)]
     pub distribute_saved_activations: bool,
-    /// Port at which rank 0 listens for the others [default: MASTER_PORT + 1, or one that follows from the id that the
-    /// launcher gives the job]
-    #[arg(long, value_name = "PORT")]
-    pub rendezvous_port: Option<u16>,
-    /// Minutes that ranks wait for one another, to meet and in each call, and that ranks of --nproc have to save and
-    /// end after a signal
-    #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=525_600))]
-    pub distributed_timeout_minutes: u64,
-    /// Transport of data: auto is NCCL between GPUs if each rank has its own, shared memory on one machine and TCP
-    /// between machines
-    #[arg(long, value_name = "WHICH", value_enum, default_value = "auto")]
-    pub transport: TransportArg,
 }
 
 impl ParallelArgs {
     /// Sizes of the axes for `world` ranks.
     pub fn layout(&self, world: usize) -> Result<ParallelDims> {
-        let tensor = self.tensor_model_parallel_size;
-        let pipeline = self.pipeline_model_parallel_size;
-        let layout = ParallelDims::new(world, tensor, self.context_parallel_size, pipeline);
-        layout.map_err(|error| match world {
-            1 => {
-                Error::config("--nproc", format!("is needed, or torchrun, srun or mpirun: {error}"))
-            }
-            _ => error,
-        })
+        self.ranks.layout(world, self.context_parallel_size)
     }
 
     /// Among one rank there is nothing to cut.
     pub fn sequence(&self) -> SequenceParallel {
-        match self.sequence_parallel && self.tensor_model_parallel_size > 1 {
+        match self.sequence_parallel && self.ranks.tensor_model_parallel_size > 1 {
             true => SequenceParallel::On,
             false => SequenceParallel::Off,
         }
@@ -217,19 +184,6 @@ impl ParallelArgs {
                 },
             },
         })
-    }
-
-    /// The time that ranks wait for one another.
-    pub fn timeout(&self) -> Duration {
-        Duration::from_secs(60 * self.distributed_timeout_minutes)
-    }
-
-    /// The transport of data.
-    pub fn transport(&self) -> Transport {
-        match self.transport {
-            TransportArg::Auto => Transport::Auto,
-            TransportArg::Tcp => Transport::Tcp,
-        }
     }
 }
 

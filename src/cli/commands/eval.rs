@@ -2,8 +2,8 @@
 
 mod args;
 mod bert;
+mod tasks;
 
-use ferrotron::models::batch_size::{BatchSize, BatchSizeConfig};
 use ferrotron::models::data::{
     BlendedDataset, DocumentConfig, DocumentSamples, FiniteSamples, TokenSource, Validation,
 };
@@ -12,10 +12,10 @@ use ferrotron::models::finite::first_not_finite;
 use ferrotron::models::gpt::Gpt;
 use ferrotron::models::stop::StopFlag;
 use ferrotron::models::tokenizer::Tokenizer;
-use ferrotron::parallel::mesh::Mesh;
 use ferrotron::tensor::At;
 use ferrotron::{Error, Result};
 use serde_json::json;
+use std::path::Path;
 use std::process::ExitCode;
 
 pub use args::EvalArgs;
@@ -23,19 +23,54 @@ pub use args::EvalArgs;
 use crate::cli::args::data::{DataArgs, DataSource};
 use crate::cli::corpus;
 use crate::cli::definition::Definition;
+use crate::cli::job::{ModelRank, all_ready, run_on_ranks};
 use crate::cli::loaded::{Loaded, is_bert, named_or_newest};
 use crate::cli::options::remembered;
 use crate::cli::output;
 
-/// Measures the loss over every token of the validation part.
+/// Measures the loss over every token of the validation part, or evaluates tasks; by several ranks if there are.
 pub fn eval(args: &EvalArgs, definition: &Definition) -> Result<ExitCode> {
     let path = named_or_newest(args.load.as_ref())?;
-    if is_bert(&path)? {
-        return bert::eval(args, &path, definition);
+    let tasks = args.tasks()?;
+    let is_bert = is_bert(&path)?;
+    if is_bert && !tasks.is_empty() {
+        let message = format!("'{}' holds a BERT, and the tasks are of a GPT", path.display());
+        return Err(Error::config("--tasks", message));
     }
-    let loaded = Loaded::<Gpt>::open(&path, &args.device, args.ema)?;
+    run_on_ranks(&args.ranks, &args.device, |place| {
+        match (is_bert, tasks.is_empty()) {
+            (true, _) => bert::eval(args, &path, definition, place)?,
+            (false, true) => loss(args, &path, definition, place)?,
+            (false, false) => tasks::eval(args, &path, &tasks, place)?,
+        }
+        Ok(ExitCode::SUCCESS)
+    })
+}
+
+/// Measures the loss over every token of the validation part.
+fn loss(args: &EvalArgs, path: &Path, definition: &Definition, place: &ModelRank) -> Result<()> {
+    let (loaded, batches) = all_ready(place, prepare(args, path, definition, place))?;
+    let Evaluation { loss, perplexity, tokens, .. } = batches.evaluate(&loaded, place)?;
+    if place.mesh.rank() == 0 {
+        output::line(&if args.json {
+            json!({ "loss": loss, "perplexity": perplexity, "tokens": tokens }).to_string()
+        } else {
+            format!("loss {loss:.4} over {tokens} tokens (perplexity {perplexity:.2})")
+        });
+    }
+    Ok(())
+}
+
+/// Loads the model and opens the data.
+fn prepare(
+    args: &EvalArgs,
+    path: &Path,
+    definition: &Definition,
+    place: &ModelRank,
+) -> Result<(Loaded<Gpt>, Batches)> {
+    let loaded = Loaded::<Gpt>::open_on(path, &args.device, args.ema, place)?;
     // Files of tokens need none.
-    let ids = || Tokenizer::Null(loaded.model.config().vocab_size);
+    let ids = || Tokenizer::Null(loaded.config.vocab_size);
     let tokenizer = loaded.tokenizer.clone().unwrap_or_else(ids);
     let saved = loaded
         .checkpoint
@@ -43,7 +78,7 @@ pub fn eval(args: &EvalArgs, definition: &Definition) -> Result<ExitCode> {
         .map(|checkpoint| remembered::of_checkpoint(checkpoint, definition))
         .transpose()?;
     let (saved, _) = saved.unwrap_or_default();
-    let seq_length = args.sequence_length(loaded.model.config().max_position_embeddings)?;
+    let seq_length = args.sequence_length(loaded.config.max_position_embeddings)?;
     let is_run = loaded.checkpoint.as_ref().is_some_and(|checkpoint| !checkpoint.run().is_null());
     let (source, origin) = args.data_config(&saved, is_run)?;
     let dataset = match source {
@@ -62,13 +97,7 @@ pub fn eval(args: &EvalArgs, definition: &Definition) -> Result<ExitCode> {
     let documents = DataArgs::from_options(&saved).documents(&tokenizer)?;
     let batches =
         Batches { source, seq_length, micro_batch_size: args.micro_batch_size, documents };
-    let Evaluation { loss, perplexity, tokens, .. } = batches.evaluate(&loaded.model)?;
-    output::line(&if args.json {
-        json!({ "loss": loss, "perplexity": perplexity, "tokens": tokens }).to_string()
-    } else {
-        format!("loss {loss:.4} over {tokens} tokens (perplexity {perplexity:.2})")
-    });
-    Ok(ExitCode::SUCCESS)
+    Ok((loaded, batches))
 }
 
 /// The data of an evaluation, and how it is cut.
@@ -85,46 +114,55 @@ impl Batches {
     ///
     /// # Errors
     /// A loss that is not finite, with the weight or else the batch that it comes from.
-    fn evaluate(&self, gpt: &Gpt) -> Result<Evaluation> {
-        let found = self.of(gpt, &self.source)?;
+    fn evaluate(&self, loaded: &Loaded<Gpt>, place: &ModelRank) -> Result<Evaluation> {
+        let found = self.of(loaded, place, &self.source)?;
         if found.loss.is_finite() {
             return Ok(found);
         }
-        let context = match first_not_finite(gpt)? {
-            Some(weight) => weight,
-            None => self.first_bad_batch(gpt)?,
+        let context = match place.mesh.world().size() {
+            1 => match first_not_finite(&loaded.model)? {
+                Some(weight) => weight,
+                None => self.first_bad_batch(loaded, place)?,
+            },
+            // Each rank has a part of the weights.
+            _ => "evaluate with one rank to find the weight or the batch".to_string(),
         };
         Err(Error::value("eval", format!("the loss is {}: {context}", found.loss)))
     }
 
-    fn of(&self, gpt: &Gpt, source: &TokenSource) -> Result<Evaluation> {
+    fn of(
+        &self,
+        loaded: &Loaded<Gpt>,
+        place: &ModelRank,
+        source: &TokenSource,
+    ) -> Result<Evaluation> {
         let plain = Validation::new(source.clone(), self.seq_length)?;
         let validation: Box<dyn FiniteSamples> = match self.documents {
             Some(config) => Box::new(DocumentSamples::new(plain, config)),
             None => Box::new(plain),
         };
-        let micro_batch_size = self.micro_batch_size;
-        let sizes = BatchSizeConfig { micro_batch_size, ..BatchSizeConfig::default() };
         // A signal ends the process: there is nothing to save.
         let never = StopFlag::default();
-        let (parts, mesh) = (std::slice::from_ref(gpt), &Mesh::single());
-        let model = LocalModel { parts, config: gpt.config(), scope: gpt.scope(), mesh };
-        let found = evaluate(&model, &*validation, BatchSize::new(sizes)?, &never)?;
+        let Loaded { model, config, scope, .. } = loaded;
+        let (parts, mesh) = (std::slice::from_ref(model), &place.mesh);
+        let sizes = place.batch_size(self.micro_batch_size)?;
+        let model = LocalModel { parts, config, scope, mesh };
+        let found = evaluate(&model, &*validation, sizes, &never)?;
         Ok(found.expect("an evaluation that is not asked to stop has a result"))
     }
 
-    fn first_bad_batch(&self, gpt: &Gpt) -> Result<String> {
+    fn first_bad_batch(&self, loaded: &Loaded<Gpt>, place: &ModelRank) -> Result<String> {
         let (size, length) =
             (self.seq_length as u64 * self.micro_batch_size as u64, self.source.len());
         // Each batch predicts `size` tokens; the first follows from the last one before it.
         for (batch, start) in (0..length - 1).step_by(size as usize).enumerate() {
             let end = length.min(start + size + 1);
-            let loss = self.of(gpt, &self.source.slice(start..end)?)?.loss;
+            let loss = self.of(loaded, place, &self.source.slice(start..end)?)?.loss;
             if !loss.is_finite() {
                 return Ok(format!(
                     "first in batch {batch}, tokens {start} to {}, though all weights are finite: {} overflows",
                     end - 1,
-                    gpt.scope().dtype()
+                    loaded.scope.dtype()
                 ));
             }
         }

@@ -69,14 +69,14 @@ fn report<M: TrainedModel>(
     train.device.place()?;
     let parallel = &train.parallel;
     let sizes = [
-        parallel.tensor_model_parallel_size,
+        parallel.ranks.tensor_model_parallel_size,
         parallel.context_parallel_size,
-        parallel.pipeline_model_parallel_size,
+        parallel.ranks.pipeline_model_parallel_size,
     ];
     let smallest = sizes.iter().try_fold(1_usize, |ranks, &size| ranks.checked_mul(size));
-    let world = parallel.nproc.or(smallest).unwrap_or(0);
+    let world = parallel.ranks.nproc.or(smallest).unwrap_or(0);
     let vocab_size = vocab_size::<M>(args, resumed, imported)?;
-    let plan = plan::<M>(train, world, parallel.nproc.unwrap_or(1), vocab_size)?;
+    let plan = plan::<M>(train, world, parallel.ranks.nproc.unwrap_or(1), vocab_size)?;
     if let Some(folder) = imported {
         imported::check_config::<M>(folder, &plan.model)?;
     }

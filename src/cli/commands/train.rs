@@ -39,7 +39,7 @@ use crate::cli::{corpus, memory_limits, output, report, resume, run_folder};
 /// Trains, reports and leaves a run folder behind; or starts processes that do. `given` holds the options that were
 /// typed or stand in the file of `--config`; `args` is made from it.
 pub fn train(args: &TrainArgs, given: Options, definition: &Definition) -> Result<ExitCode> {
-    let signals = ExitSignals::register(&args.run)?;
+    let signals = ExitSignals::register(args.run.exit_signal.map(|signal| signal.0))?;
     let rank = rank_environment()?;
     let Some(rank) = rank else {
         let resumed = resume::open(&args.run)?;
@@ -53,7 +53,7 @@ pub fn train(args: &TrainArgs, given: Options, definition: &Definition) -> Resul
     };
     // How ranks meet is no matter of a checkpoint, which they choose together. What one of them cannot do is told to all
     // behind that.
-    let trained = job::connect(&args.parallel, &rank, |world| {
+    let trained = job::connect(&args.parallel.ranks, &rank, |world| {
         train_as_rank(&world, &args.run, given, (&rank, &signals), definition)
     });
     // Under other launchers nothing else says whose error it is.
@@ -69,7 +69,8 @@ fn start<M: TrainedModel>(
     let plan = PreparedRun::<M>::new(configuration, resumed, None)?; // what is refused is refused here, once
     match plan.job {
         ProcessRole::Launcher(ranks) => {
-            job::start_ranks(ranks, plan.configuration.args.parallel.timeout(), signals)
+            let timeout = plan.configuration.args.parallel.ranks.timeout();
+            job::start_ranks(ranks, timeout, signals, std::io::stdout())
         }
         _ => {
             let data = plan.data()?;
@@ -146,7 +147,7 @@ impl<M: TrainedModel> PreparedRun<M> {
         let check = || {
             other_optimizers::check(options)?;
             args.data.source()?;
-            let job = ProcessRole::new(&args.parallel, rank.cloned())?;
+            let job = ProcessRole::new(&args.parallel.ranks, rank.cloned())?;
             args.run.validate()?;
             args.device.dtype()?;
             if let Some(checkpoint) = &resumed {
@@ -234,7 +235,7 @@ impl<M: TrainedModel> PreparedRun<M> {
         let args = &configuration.args;
         let folder = args.offload.folder(&args.run);
         let device = args.device.open_shared(job.local_size(), job.local_rank(), folder)?;
-        let mesh = &job::between_gpus(args, mesh, &device)?;
+        let mesh = &job::between_gpus(&args.parallel.ranks, &args.device, mesh, &device)?;
         let scope = Scope::new(&device, args.device.dtype()?, args.optimization.seed);
         let mut trainer = Trainer::<M>::on_mesh(&scope, mesh, &plan.model, plan.trainer)?;
         if let Some(checkpoint) = &resumed {

@@ -68,7 +68,10 @@ impl FolderWeights {
     }
 
     /// Fills parameters, whole ones or shards, on their device and rounded to their dtype.
-    pub(crate) fn fill(&mut self, params: &[Param]) -> Result<()> {
+    ///
+    /// # Errors
+    /// A tensor of another shape; files that cannot be read.
+    pub fn fill(&mut self, params: &[Param]) -> Result<()> {
         for param in params {
             let fill = |tensor: &mut Tensor| self.copy(param.name(), param.shard_spec(), tensor);
             param.leaf().write_value(fill)?;

@@ -1,12 +1,13 @@
 //! The options of `ferrotron eval`, and the data that they name.
 
-use clap::Args;
+use clap::{Args, ValueEnum};
 use ferrotron::models::data::{DataConfig, Split};
 use ferrotron::{Error, Result};
 use std::path::PathBuf;
 
 use crate::cli::args::data::{DataArgs, DataSource, SplitArgs};
 use crate::cli::args::device::DeviceArgs;
+use crate::cli::args::ranks::RankArgs;
 use crate::cli::options::Options;
 
 #[derive(Debug, Args)]
@@ -20,6 +21,16 @@ pub struct EvalArgs {
     /// Fraction of the tokens, at the end, that is evaluated; 1 takes all [default: what the run held out, or 0.1]
     #[arg(long, value_name = "SHARE")]
     pub(super) valid_fraction: Option<f64>,
+    /// Tasks to evaluate in place of a loss, on the data of --task-data
+    #[arg(long, value_name = "TASK", value_enum, value_delimiter = ',', num_args = 1..)]
+    pub(super) tasks: Vec<Task>,
+    /// Data of each task as TASK=PATH: JSON lines or Parquet with a string 'text', or text; of lambada, text has one
+    /// passage a line
+    #[arg(long, value_name = "TASK=PATH", num_args = 1..)]
+    pub(super) task_data: Vec<String>,
+    /// Tokens between the windows of the task wikitext; of each window but the first the last ones so many are scored
+    #[arg(long, value_name = "N", default_value_t = 32)]
+    pub(super) overlapping_eval: usize,
     /// Tokens per sequence [default: the longest that the model takes]
     #[arg(long, value_name = "N")]
     pub(super) seq_length: Option<usize>,
@@ -34,9 +45,66 @@ pub struct EvalArgs {
     pub(super) ema: bool,
     #[command(flatten)]
     pub(super) device: DeviceArgs,
+    #[command(flatten)]
+    pub(super) ranks: RankArgs,
+}
+
+/// A task of a language model.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Task {
+    Wikitext,
+    Lambada,
+    #[value(name = "lambada_openai")]
+    LambadaOpenAi,
+}
+
+impl Task {
+    /// Its name on the command line and in results.
+    pub fn name(self) -> &'static str {
+        match self {
+            Task::Wikitext => "wikitext",
+            Task::Lambada => "lambada",
+            Task::LambadaOpenAi => "lambada_openai",
+        }
+    }
 }
 
 impl EvalArgs {
+    /// The tasks, each with the path of its data.
+    ///
+    /// # Errors
+    /// A task without data or with data named twice; data of no task; options that mean nothing to tasks.
+    pub(super) fn tasks(&self) -> Result<Vec<(Task, PathBuf)>> {
+        let refuse = |option: &'static str, message: String| Err(Error::config(option, message));
+        let is_task = |name: &str| self.tasks.iter().any(|task| task.name() == name);
+        let mut data: Vec<(&str, &str)> = Vec::new();
+        for word in &self.task_data {
+            let Some((name, path)) = word.split_once('=').filter(|(_, path)| !path.is_empty())
+            else {
+                return refuse("--task-data", format!("'{word}' is no TASK=PATH, as lambada=FILE"));
+            };
+            if !is_task(name) {
+                return refuse("--task-data", format!("'{name}' is not one of --tasks"));
+            }
+            if data.iter().any(|(known, _)| *known == name) {
+                return refuse("--task-data", format!("'{name}' is there twice"));
+            }
+            data.push((name, path));
+        }
+        if !self.tasks.is_empty() && (!self.data.is_empty() || self.valid_fraction.is_some()) {
+            let message = "names data of a loss: leave it and --valid-fraction out, or --tasks";
+            return refuse("--data", message.into());
+        }
+        let with_data = |task: &Task| match data.iter().find(|(name, _)| *name == task.name()) {
+            Some((_, path)) => Ok((*task, PathBuf::from(path))),
+            None => {
+                let message = format!("is missing: give {}=PATH", task.name());
+                Err(Error::config("--task-data", message))
+            }
+        };
+        self.tasks.iter().map(with_data).collect()
+    }
+
     /// The length of the sequences that are evaluated, of which a model takes `longest` tokens.
     pub(super) fn sequence_length(&self, longest: usize) -> Result<usize> {
         match self.seq_length.unwrap_or(longest) {

@@ -1,0 +1,66 @@
+//! The options by which ranks are started, meet and share a model, with Megatron's names.
+
+use clap::{Args, ValueEnum};
+use ferrotron::parallel::collective::Transport;
+use ferrotron::parallel::mesh::ParallelDims;
+use ferrotron::{Error, Result};
+use std::time::Duration;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum TransportArg {
+    Auto,
+    Tcp,
+}
+
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Parallelism")]
+pub struct RankArgs {
+    /// Processes to start on this machine, one for each rank. Under torchrun, srun and mpirun leave it out
+    #[arg(long, alias = "nproc-per-node", value_name = "N")]
+    pub nproc: Option<usize>,
+    /// Ranks that share each layer. What the three sizes leave of all ranks is data parallel
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub tensor_model_parallel_size: usize,
+    /// Ranks that each have some of the layers, one behind another
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub pipeline_model_parallel_size: usize,
+    /// Port at which rank 0 listens for the others [default: MASTER_PORT + 1, or one that follows from the id that the
+    /// launcher gives the job]
+    #[arg(long, value_name = "PORT")]
+    pub rendezvous_port: Option<u16>,
+    /// Minutes that ranks wait for one another, to meet and in each call, and that ranks of --nproc have to save and
+    /// end after a signal
+    #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=525_600))]
+    pub distributed_timeout_minutes: u64,
+    /// Transport of data: auto is NCCL between GPUs if each rank has its own, shared memory on one machine and TCP
+    /// between machines
+    #[arg(long, value_name = "WHICH", value_enum, default_value = "auto")]
+    pub transport: TransportArg,
+}
+
+impl RankArgs {
+    /// Sizes of the axes for `world` ranks, of which `context` share each sequence.
+    pub fn layout(&self, world: usize, context: usize) -> Result<ParallelDims> {
+        let tensor = self.tensor_model_parallel_size;
+        let layout = ParallelDims::new(world, tensor, context, self.pipeline_model_parallel_size);
+        layout.map_err(|error| match world {
+            1 => {
+                Error::config("--nproc", format!("is needed, or torchrun, srun or mpirun: {error}"))
+            }
+            _ => error,
+        })
+    }
+
+    /// The time that ranks wait for one another.
+    pub fn timeout(&self) -> Duration {
+        Duration::from_secs(60 * self.distributed_timeout_minutes)
+    }
+
+    /// The transport of data.
+    pub fn transport(&self) -> Transport {
+        match self.transport {
+            TransportArg::Auto => Transport::Auto,
+            TransportArg::Tcp => Transport::Tcp,
+        }
+    }
+}
