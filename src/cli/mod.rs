@@ -62,9 +62,12 @@ enum Command {
     /// Continue a text with a trained model
     #[command(allow_negative_numbers = true)]
     Generate(commands::generate::GenerateArgs),
-    /// Measure a trained model's loss on data
+    /// Measure a trained model's loss on data, or its results in tasks
     #[command(allow_negative_numbers = true)]
     Eval(commands::eval::EvalArgs),
+    /// Answer OpenAI's completion requests with a trained model
+    #[cfg(feature = "serve")]
+    Serve(commands::serve::ServeArgs),
     /// Write a trained model in another format
     Export(commands::export::ExportArgs),
     /// Make token files of JSON lines, Parquet and text
@@ -115,6 +118,8 @@ pub fn run(arguments: Vec<OsString>) -> Result<ExitCode> {
         Command::Memory(args) => return commands::memory::memory(&args, options, &definition),
         Command::Generate(args) => commands::generate::generate(&args),
         Command::Eval(args) => commands::eval::eval(&args, &definition),
+        #[cfg(feature = "serve")]
+        Command::Serve(args) => commands::serve::serve(&args),
         Command::Export(args) => commands::export::export(&args),
         Command::Tokenize(args) => commands::tokenize::tokenize(&args),
         Command::Checkpoint(args) => commands::checkpoint::checkpoint(&args),

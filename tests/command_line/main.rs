@@ -20,6 +20,7 @@ mod options;
 mod output_files;
 mod precision;
 mod refusals;
+mod serve;
 mod stopping;
 mod streams;
 mod tasks;

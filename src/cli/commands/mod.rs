@@ -9,5 +9,7 @@ pub(super) mod export;
 pub(super) mod generate;
 pub(super) mod memory;
 pub(super) mod schedule;
+#[cfg(feature = "serve")]
+pub(super) mod serve;
 pub(super) mod tokenize;
 pub(super) mod train;
