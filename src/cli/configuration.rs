@@ -18,7 +18,7 @@ use super::options::remembered::{MAY_DIFFER, canonical, same_number};
 use super::options::{imported, remembered};
 
 /// The value of an option that has none.
-const NOT_GIVEN: &str = "not given";
+pub const NOT_GIVEN: &str = "not given";
 
 /// The merged options.
 #[derive(Debug)]

@@ -35,7 +35,7 @@ fn a_page_has_the_curves_results_and_options_of_its_runs() {
         "<b>Validation loss</b>",
         "<b>Peak memory</b>",
         "Training loss by tokens",
-        "<code>--lr</code></td><td>0.001</td><td>0.003</td><td>–</td><td>0.003</td>",
+        "<code>--lr</code></td><td>default</td><td>0.003</td><td>–</td><td>0.003</td>",
         "<code>--pipeline-model-parallel-size</code>",
         "<b>1f1b, 2 stages, 4 micro-batches: bubble 25 % of the ideal time</b>",
         "<summary>Options in common</summary>",

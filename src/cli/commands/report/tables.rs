@@ -7,6 +7,7 @@ use super::escape::{count, duration, html, number};
 use super::results::Results;
 use super::run::ReportedRun;
 use crate::cli::bytes;
+use crate::cli::configuration::NOT_GIVEN;
 
 /// The mark of a number that is not there.
 const NONE: &str = "–";
@@ -93,10 +94,14 @@ pub fn options(runs: &[ReportedRun], differing: bool) -> Option<String> {
             let mut found = values.iter().flatten();
             let first = found.next()?;
             let differs = found.any(|value| value != first);
+            if !differs && first == NOT_GIVEN {
+                return None;
+            }
             (differs == differing).then(|| {
                 let shown = if differing { &values[..] } else { &values[..1] };
                 let cells = shown.iter().map(|value| match (value, differing) {
                     (_, false) => html(first),
+                    (Some(value), true) if value == NOT_GIVEN => "default".to_string(),
                     (Some(value), true) if !value.is_empty() => html(value),
                     _ => NONE.to_string(),
                 });
