@@ -1,10 +1,10 @@
 //! Contexts of GPUs.
 
-use cudarc::driver::sys::{self, CUcontext, CUdevice_attribute_enum as Attribute};
 use std::ffi::{CStr, c_char, c_int};
 use std::ptr;
 use std::sync::Arc;
 
+use crate::driver::sys::{self, CUcontext};
 use crate::driver::{self, check};
 use crate::library::Search;
 use crate::nvrtc::Architecture;
@@ -54,10 +54,8 @@ impl Context {
             check("cuDeviceTotalMem", sys::cuDeviceTotalMem_v2(&mut memory, device))?;
         }
         let architecture = Architecture {
-            major: attribute(device, Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?
-                as u32,
-            minor: attribute(device, Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?
-                as u32,
+            major: attribute(device, sys::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)? as u32,
+            minor: attribute(device, sys::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)? as u32,
         };
         if architecture.major < OLDEST {
             let (Architecture { major, minor }, name) = (architecture, text_of(&text));
@@ -66,8 +64,7 @@ impl Context {
             );
             return Err(Error::new("cuda", message));
         }
-        let multiprocessors =
-            attribute(device, Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
+        let multiprocessors = attribute(device, sys::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
         // SAFETY: as above.
         let status = unsafe { sys::cuDevicePrimaryCtxRetain(&mut handle, device) };
         check("cuDevicePrimaryCtxRetain", status)?;

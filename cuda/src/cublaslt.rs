@@ -11,6 +11,7 @@ mod functions;
 mod handle;
 mod plan;
 mod product;
+mod types;
 
 pub use product::{Epilogue, Matmul, Matrices, StorageOrder};
 
@@ -159,7 +160,7 @@ impl CublasLt {
                 plan.algorithm(),
                 self.workspace.base() as *mut c_void,
                 self.workspace.len(),
-                stream.handle().cast(),
+                stream.handle(),
             )
         };
         functions.check("cublasLtMatmul", status).map_err(|error| {

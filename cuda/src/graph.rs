@@ -7,13 +7,13 @@
 //! Kernels keep the arguments of the capture. Addresses must therefore be fixed, and values that change between
 //! launches are read from memory.
 
-use cudarc::driver::sys::{self, CUgraph, CUgraphExec, CUstreamCaptureMode_enum as Mode};
 use std::ptr;
 use std::sync::Arc;
 
 use crate::Result;
 use crate::context::Context;
 use crate::driver::check;
+use crate::driver::sys::{self, CUgraph, CUgraphExec};
 use crate::gpu::Gpu;
 use crate::stream::Stream;
 
@@ -39,7 +39,7 @@ impl<'a> StreamCapture<'a> {
         // In relaxed mode, mapping and pinning memory and loading kernels during the capture take effect immediately
         // and persist. Stricter modes forbid them, since the driver cannot know that (driver API,
         // "cuThreadExchangeStreamCaptureMode").
-        let mode = Mode::CU_STREAM_CAPTURE_MODE_RELAXED;
+        let mode = sys::CU_STREAM_CAPTURE_MODE_RELAXED;
         // SAFETY: the stream is alive; `end` or `drop` ends the capture.
         let status = unsafe { sys::cuStreamBeginCapture_v2(gpu.compute().handle(), mode) };
         check("cuStreamBeginCapture", status)?;

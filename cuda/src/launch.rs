@@ -1,12 +1,11 @@
 //! Builder of a kernel launch, with arguments in the kernel's order.
 
 use bytemuck::NoUninit;
-use cudarc::driver::sys;
 use smallvec::SmallVec;
 use std::ffi::c_void;
 use std::ptr;
 
-use crate::driver::check;
+use crate::driver::{check, sys};
 use crate::modules::Function;
 use crate::stream::Stream;
 use crate::{Error, Result};

@@ -14,7 +14,7 @@
 
 use libloading::os::unix::{Library as Handle, RTLD_GLOBAL, RTLD_NOW, Symbol};
 use std::collections::HashSet;
-use std::ffi::OsString;
+use std::ffi::{OsString, c_void};
 use std::mem::ManuallyDrop;
 use std::path::{Path, PathBuf};
 
@@ -256,8 +256,15 @@ impl Library {
     /// # Safety
     /// `F` is the function's type, as its header declares it.
     pub unsafe fn function<F: Copy>(&self, name: &'static str) -> Result<F> {
-        // SAFETY: the caller guarantees the type.
-        let symbol: std::result::Result<Symbol<F>, _> = unsafe { self.handle.get(name) };
+        const { assert!(size_of::<F>() == size_of::<*mut c_void>()) };
+        let address = self.address(name)?;
+        // SAFETY: the caller guarantees that `F` is the type of the function at this address.
+        Ok(unsafe { std::mem::transmute_copy(&address) })
+    }
+
+    fn address(&self, name: &'static str) -> Result<*mut c_void> {
+        // SAFETY: the address is not used here.
+        let symbol: std::result::Result<Symbol<*mut c_void>, _> = unsafe { self.handle.get(name) };
         symbol.map(|symbol| *symbol).map_err(|_| {
             let path = self.path.display();
             Error::new(name, format!("{path} has no such function: it is too old"))

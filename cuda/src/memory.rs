@@ -1,17 +1,14 @@
 //! Device memory, and pinned host memory.
 
-use cudarc::driver::sys::CUmemAccess_flags_enum as Access;
-use cudarc::driver::sys::CUmemAllocationGranularity_flags_enum as Granularity;
-use cudarc::driver::sys::CUmemAllocationType_enum as AllocationType;
-use cudarc::driver::sys::CUmemLocationType_enum as Location;
-use cudarc::driver::sys::{self, CUmemAccessDesc, CUmemAllocationProp};
 use std::alloc::{self, Layout};
 use std::collections::BTreeSet;
 use std::ffi::c_void;
+use std::ptr;
 use std::sync::Arc;
 
 use crate::context::Context;
 use crate::driver::check;
+use crate::driver::sys::{self, CUmemAccessDesc, CUmemAllocationProp, CUmemLocation};
 use crate::{Error, Result};
 
 /// Device memory is mapped in multiples of this many bytes.
@@ -37,8 +34,7 @@ impl Arena {
         }
         context.bind()?;
         let mut granule = 0;
-        let (properties, smallest) =
-            (properties(context), Granularity::CU_MEM_ALLOC_GRANULARITY_MINIMUM);
+        let (properties, smallest) = (properties(context), sys::CU_MEM_ALLOC_GRANULARITY_MINIMUM);
         // SAFETY: the pointers are to live variables.
         let status =
             unsafe { sys::cuMemGetAllocationGranularity(&mut granule, &properties, smallest) };
@@ -85,7 +81,7 @@ impl Arena {
         }
         let access = CUmemAccessDesc {
             location: properties(&self.context).location,
-            flags: Access::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
+            flags: sys::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
         };
         // SAFETY: the range has just been mapped.
         let status = unsafe { sys::cuMemSetAccess(self.base + offset as u64, len, &access, 1) };
@@ -135,12 +131,16 @@ impl Drop for Arena {
 }
 
 fn properties(context: &Context) -> CUmemAllocationProp {
-    // SAFETY: zero is a valid value of every field: no handle type, no flags.
-    let mut properties: CUmemAllocationProp = unsafe { std::mem::zeroed() };
-    properties.type_ = AllocationType::CU_MEM_ALLOCATION_TYPE_PINNED;
-    properties.location.type_ = Location::CU_MEM_LOCATION_TYPE_DEVICE;
-    properties.location.id = context.ordinal() as i32;
-    properties
+    CUmemAllocationProp {
+        kind: sys::CU_MEM_ALLOCATION_TYPE_PINNED,
+        requested_handle_types: 0,
+        location: CUmemLocation {
+            kind: sys::CU_MEM_LOCATION_TYPE_DEVICE,
+            id: context.ordinal() as i32,
+        },
+        win32_handle_metadata: ptr::null_mut(),
+        flags: [0; 8],
+    }
 }
 
 /// Pinned host memory, which a GPU can access.

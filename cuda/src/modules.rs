@@ -1,6 +1,5 @@
 //! Loaded kernels: compiled on first use and kept until the GPU is dropped.
 
-use cudarc::driver::sys::{self, CUfunction, CUfunction_attribute_enum as Attribute, CUmodule};
 use std::collections::HashMap;
 use std::ffi::{CString, c_void};
 use std::ptr;
@@ -10,6 +9,7 @@ use crate::compile;
 use crate::context::Context;
 use crate::cubin_cache::CubinCache;
 use crate::driver::check;
+use crate::driver::sys::{self, CUfunction, CUmodule};
 use crate::kernels::{self, ElementType, KernelSource};
 use crate::nvrtc::Nvrtc;
 use crate::{Error, Result};
@@ -157,7 +157,7 @@ impl Function {
         if bytes <= SHARED_BY_DEFAULT {
             return Ok(());
         }
-        let attribute = Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+        let attribute = sys::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
         // SAFETY: the function is loaded.
         let status = unsafe { sys::cuFuncSetAttribute(self.handle, attribute, bytes as i32) };
         check("cuFuncSetAttribute", status)

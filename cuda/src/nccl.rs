@@ -2,8 +2,8 @@
 //! dead peers and abort.
 
 mod functions;
+mod types;
 
-use cudarc::nccl::sys::{ncclComm_t, ncclConfig_t, ncclDataType_t, ncclRedOp_t, ncclUniqueId};
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr;
 use std::sync::Arc;
@@ -13,10 +13,11 @@ use crate::kernels::ElementType;
 use crate::library::{Kind, Search};
 use crate::stream::Stream;
 use crate::{Error, Result};
-use functions::{Functions, Status};
-
-const SUCCESS: Status = 0;
-const IN_PROGRESS: Status = 7;
+use functions::Functions;
+use types::{
+    IN_PROGRESS, SUCCESS, Status, ncclComm_t, ncclConfig_t, ncclDataType_t, ncclRedOp_t,
+    ncclUniqueId,
+};
 
 /// Bytes of the id of a new communicator.
 pub const ID_BYTES: usize = 128;
@@ -47,12 +48,9 @@ impl Nccl {
 
     /// Creates the id that all ranks of a new communicator need; one rank distributes it to the others.
     pub fn unique_id(&self) -> Result<[u8; ID_BYTES]> {
-        // SAFETY: zero is a valid byte, and the pointer is to a live variable.
-        let (id, status) = unsafe {
-            let mut id: ncclUniqueId = std::mem::zeroed();
-            let status = (self.functions.get_unique_id)(&mut id);
-            (id, status)
-        };
+        let mut id = ncclUniqueId { internal: [0; ID_BYTES] };
+        // SAFETY: the pointer is to a live variable.
+        let status = unsafe { (self.functions.get_unique_id)(&mut id) };
         self.check("ncclGetUniqueId", status, ptr::null_mut())?;
         Ok(id.internal.map(|byte| byte as u8))
     }
@@ -109,7 +107,7 @@ impl Communicator {
         size: usize,
     ) -> Result<Communicator> {
         context.bind()?;
-        let mut config = config();
+        let mut config = ncclConfig_t::non_blocking();
         let id = ncclUniqueId { internal: id.map(|byte| byte as c_char) };
         let mut handle = ptr::null_mut();
         // SAFETY: the pointers are to live variables; `drop` aborts the communicator.
@@ -265,7 +263,7 @@ impl Communicator {
         f: impl FnOnce(ncclComm_t, *mut c_void) -> Status,
     ) -> Result<()> {
         self.context.bind()?;
-        let status = f(self.handle, stream.handle().cast());
+        let status = f(self.handle, stream.handle());
         self.nccl.check(op, status, self.handle)
     }
 
@@ -292,33 +290,6 @@ impl Drop for Communicator {
             let _ = unsafe { (self.nccl.functions.abort)(self.handle) };
         }
     }
-}
-
-/// `NCCL_CONFIG_INITIALIZER` of nccl.h, for a non-blocking communicator.
-fn config() -> ncclConfig_t {
-    /// `NCCL_CONFIG_UNDEF_INT` of nccl.h.
-    const UNDEFINED: c_int = c_int::MIN;
-    // SAFETY: zero is a valid value of integers and pointers.
-    let mut config: ncclConfig_t = unsafe { std::mem::zeroed() };
-    config.size = size_of::<ncclConfig_t>();
-    config.magic = 0xcafe_beef;
-    config.version = 23000; // 2.30, whose structure this is; earlier versions read a prefix of it
-    config.blocking = 0;
-    config.cgaClusterSize = UNDEFINED;
-    config.minCTAs = UNDEFINED;
-    config.maxCTAs = UNDEFINED;
-    config.splitShare = UNDEFINED;
-    config.trafficClass = UNDEFINED;
-    config.collnetEnable = UNDEFINED;
-    config.CTAPolicy = UNDEFINED;
-    config.shrinkShare = UNDEFINED;
-    config.nvlsCTAs = UNDEFINED;
-    config.nChannelsPerNetPeer = UNDEFINED;
-    config.nvlinkCentricSched = UNDEFINED;
-    config.graphUsageMode = UNDEFINED;
-    config.numRmaCtx = UNDEFINED;
-    config.maxP2pPeers = UNDEFINED;
-    config
 }
 
 fn dtype(element: ElementType) -> ncclDataType_t {

@@ -1,14 +1,12 @@
 //! Streams, which execute work in the order of enqueueing, and events, for which streams can wait.
 
-use cudarc::driver::sys::CUstream_flags_enum as StreamFlags;
-use cudarc::driver::sys::CUstreamCaptureStatus_enum as CaptureStatus;
-use cudarc::driver::sys::{self, CUevent, CUevent_flags_enum as EventFlags, CUresult, CUstream};
 use std::ffi::c_void;
 use std::ptr;
 use std::sync::Arc;
 
 use crate::context::Context;
 use crate::driver::check;
+use crate::driver::sys::{self, CUevent, CUstream};
 use crate::{Error, Result};
 
 /// A queue of work on a GPU.
@@ -31,7 +29,7 @@ impl Stream {
             return Ok(Stream { context: context.clone(), handle });
         }
         context.bind()?;
-        let flags = StreamFlags::CU_STREAM_NON_BLOCKING as u32;
+        let flags = sys::CU_STREAM_NON_BLOCKING;
         // SAFETY: the pointer is to a live variable; `drop` destroys the stream.
         let status = unsafe { sys::cuStreamCreateWithPriority(&mut handle, flags, 0) };
         check("cuStreamCreate", status)?;
@@ -44,7 +42,7 @@ impl Stream {
     }
 
     /// The driver's handle, alive as long as the stream.
-    pub fn handle(&self) -> CUstream {
+    pub fn handle(&self) -> *mut c_void {
         self.handle
     }
 
@@ -133,11 +131,11 @@ impl Stream {
     /// Errors if the stream is being captured, when a driver might capture a copy of memory that does not persist.
     pub(crate) fn expect_running(&self, op: &'static str) -> Result<()> {
         self.context.bind()?;
-        let mut status = CaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+        let mut status = sys::CU_STREAM_CAPTURE_STATUS_NONE;
         // SAFETY: the stream is alive, and the pointer is to a live variable.
         check(op, unsafe { sys::cuStreamIsCapturing(self.handle, &mut status) })?;
         match status {
-            CaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE => Ok(()),
+            sys::CU_STREAM_CAPTURE_STATUS_NONE => Ok(()),
             _ => Err(Error::new(
                 op,
                 "the stream is recorded: nothing runs that the host could wait for, or that reads what it has now",
@@ -204,7 +202,7 @@ impl Event {
             return Ok(Event { context: context.clone(), handle });
         }
         context.bind()?;
-        let flags = EventFlags::CU_EVENT_DISABLE_TIMING as u32;
+        let flags = sys::CU_EVENT_DISABLE_TIMING;
         // SAFETY: the pointer is to a live variable; `drop` destroys the event.
         check("cuEventCreate", unsafe { sys::cuEventCreate(&mut handle, flags) })?;
         Ok(Event { context: context.clone(), handle })
@@ -230,7 +228,7 @@ impl Event {
         self.context.bind()?;
         // SAFETY: the event is alive.
         match unsafe { sys::cuEventQuery(self.handle) } {
-            CUresult::CUDA_ERROR_NOT_READY => Ok(false),
+            sys::CUDA_ERROR_NOT_READY => Ok(false),
             status => check("cuEventQuery", status).map(|()| true),
         }
     }

@@ -99,7 +99,7 @@ pub fn hasten(stream: &Stream) {
     // SAFETY: this is how libraries/cuda.cpp declares it, and the stream is alive.
     unsafe {
         let hasten = driver().function::<unsafe extern "C" fn(*mut c_void)>("stand_in_hasten");
-        hasten.unwrap()(stream.handle().cast());
+        hasten.unwrap()(stream.handle());
     }
 }
 

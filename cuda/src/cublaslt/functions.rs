@@ -1,40 +1,22 @@
-//! Function pointers of cuBLASLt, with the types of cublasLt.h.
+//! Function pointers of cuBLASLt.
 
-use cudarc::cublaslt::sys::{
-    cublasComputeType_t, cublasLtHandle_t, cublasLtMatmulAlgo_t, cublasLtMatmulDesc_t,
-    cublasLtMatmulDescAttributes_t, cublasLtMatmulPreference_t,
+use std::ffi::{CStr, c_char, c_int, c_void};
+
+use super::types::{
+    Candidate, SUCCESS, Status, cublasComputeType_t, cublasLtHandle_t, cublasLtMatmulAlgo_t,
+    cublasLtMatmulDesc_t, cublasLtMatmulDescAttributes_t, cublasLtMatmulPreference_t,
     cublasLtMatmulPreferenceAttributes_t, cublasLtMatrixLayout_t, cublasLtMatrixLayoutAttribute_t,
     cudaDataType,
 };
-use std::ffi::{CStr, c_char, c_int, c_void};
-
 use crate::library::Library;
 use crate::{Error, Result};
-
-/// `cublasStatus_t`; later versions may have values that are not listed here.
-pub(super) type Status = c_int;
-pub(super) const SUCCESS: Status = 0;
-pub(super) const INVALID_VALUE: Status = 7;
-pub(super) const NOT_SUPPORTED: Status = 15;
-
-/// `cublasLtMatmulHeuristicResult_t`.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub(super) struct Candidate {
-    pub(super) algorithm: cublasLtMatmulAlgo_t,
-    pub(super) workspace: usize,
-    pub(super) state: Status,
-    pub(super) waves: f32,
-    pub(super) reserved: [c_int; 4],
-}
 
 /// Sets an attribute of a descriptor.
 pub(super) type Set<T, A> = unsafe extern "C" fn(T, A, *const c_void, usize) -> Status;
 /// Destroys a descriptor.
 pub(super) type Destroy<T> = unsafe extern "C" fn(T) -> Status;
 
-/// The functions in use. The binding's own loader looks for `libcublasLt.so` first, which may differ from the library
-/// that was found.
+/// The functions in use.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Functions {
     pub(super) create: unsafe extern "C" fn(*mut cublasLtHandle_t) -> Status,

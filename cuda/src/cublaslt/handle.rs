@@ -1,9 +1,9 @@
 //! The loaded library with its handle for one GPU.
 
-use cudarc::cublaslt::sys::cublasLtHandle_t;
 use std::sync::Arc;
 
 use super::functions::Functions;
+use super::types::cublasLtHandle_t;
 use crate::context::Context;
 
 /// The library and its handle for one GPU.

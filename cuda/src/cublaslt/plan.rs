@@ -1,18 +1,19 @@
 //! Plans of matrix products: cuBLASLt's descriptors for a kind of product, and the algorithm that it chose.
 
 use bytemuck::NoUninit;
-use cudarc::cublaslt::sys::cublasLtMatmulDescAttributes_t as OperationAttribute;
-use cudarc::cublaslt::sys::cublasLtMatmulPreferenceAttributes_t as PreferenceAttribute;
-use cudarc::cublaslt::sys::cublasLtMatrixLayoutAttribute_t as LayoutAttribute;
-use cudarc::cublaslt::sys::{
-    cublasComputeType_t, cublasLtEpilogue_t, cublasLtMatmulAlgo_t, cublasLtMatmulDesc_t,
-    cublasLtMatrixLayout_t, cublasLtReductionScheme_t, cudaDataType,
-};
 use std::ptr;
 
-use super::functions::{Candidate, Destroy, Functions, INVALID_VALUE, NOT_SUPPORTED, SUCCESS, Set};
+use super::functions::{Destroy, Functions, Set};
 use super::handle::Handle;
 use super::product::{Epilogue, Matmul, Matrices, StorageOrder};
+use super::types::cublasLtMatmulDescAttributes_t as OperationAttribute;
+use super::types::cublasLtMatmulPreferenceAttributes_t as PreferenceAttribute;
+use super::types::cublasLtMatrixLayoutAttribute_t as LayoutAttribute;
+use super::types::{
+    CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE, Candidate, INVALID_VALUE, NOT_SUPPORTED, SUCCESS,
+    cublasComputeType_t, cublasLtEpilogue_t, cublasLtMatmulAlgo_t, cublasLtMatmulDesc_t,
+    cublasLtMatrixLayout_t, cudaDataType,
+};
 use crate::kernels::ElementType;
 use crate::{Error, Result};
 
@@ -200,7 +201,7 @@ impl MatmulPlan {
         let limit = Attribute::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES;
         preference.set(functions, limit, workspace as u64)?;
         // Partial sums over k are added in the accumulator type, never in 16 bits.
-        let scheme = cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE as u32;
+        let scheme = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
         set(Attribute::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, scheme)?;
         let [left, right, out] = shape.matrices.map(|(_, _, _, alignment)| alignment as u32);
         set(Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, right)?;

@@ -1,15 +1,12 @@
-//! Function pointers of NCCL, with the types of nccl.h.
+//! Function pointers of NCCL.
 
-use cudarc::nccl::sys::{ncclComm_t, ncclConfig_t, ncclDataType_t, ncclRedOp_t, ncclUniqueId};
 use std::ffi::{c_char, c_int, c_void};
 
+use super::types::{Status, ncclComm_t, ncclConfig_t, ncclDataType_t, ncclRedOp_t, ncclUniqueId};
 use crate::Result;
 use crate::library::Library;
 
-/// `ncclResult_t`; later versions may have values that are not listed here.
-pub(super) type Status = c_int;
-
-/// The functions in use. The binding's own loader looks for `libnccl.so` only, which packages do not contain.
+/// The functions in use.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Functions {
     pub(super) get_unique_id: unsafe extern "C" fn(*mut ncclUniqueId) -> Status,
