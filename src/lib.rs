@@ -21,7 +21,8 @@
 //! |---|---|
 //! | `plot` | the loss curve in the folder of a run |
 //! | `tokenizers` | GPT-2's byte pairs and Hugging Face's `tokenizer.json` |
-//! | `cli`, the default | both, and the program `ferrotron` with its command line |
+//! | `preprocess` | token files of JSON lines, Parquet and text; brings `tokenizers` |
+//! | `cli`, the default | all of these, and the program `ferrotron` with its command line |
 //!
 //! A library or program that brings its own command line turns the default off. Development builds need optimised
 //! kernels:
