@@ -21,8 +21,9 @@
 //! |---|---|
 //! | `plot` | the loss curve in the folder of a run |
 //! | `tokenizers` | GPT-2's byte pairs and Hugging Face's `tokenizer.json` |
+//! | `preprocess` | token files of JSON lines, Parquet and text; brings `tokenizers` |
 //! | `serve` | the command `serve` of the program |
-//! | `cli`, the default | all of them, and the program `ferrotron` with its command line |
+//! | `cli`, the default | all of these, and the program `ferrotron` with its command line |
 //!
 //! A library or program that brings its own command line turns the default off. Development builds need optimised
 //! kernels:
