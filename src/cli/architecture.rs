@@ -43,6 +43,7 @@ pub struct RunInput {
 struct BlendedInput {
     train: Arc<dyn Samples>,
     validation: Option<Blend>,
+    test: Option<Blend>,
     /// A checksum of what decides the order beside the tokens.
     order_crc32: Option<u32>,
 }
@@ -72,23 +73,30 @@ impl RunInput {
 pub struct RunSamples {
     train: Prefetch,
     validation: Option<Box<dyn FiniteSamples>>,
+    /// Those of the evaluation behind the last step, if there is one.
+    test: Option<Box<dyn FiniteSamples>>,
 }
 
 impl RunSamples {
     /// Reads the training samples ahead.
     fn new(
         train: Arc<dyn Samples>,
-        validation: Option<Box<dyn FiniteSamples>>,
+        [validation, test]: [Option<Box<dyn FiniteSamples>>; 2],
         documents: Option<DocumentConfig>,
     ) -> Result<RunSamples> {
         let Some(config) = documents else {
-            return Ok(RunSamples { train: Prefetch::new(train)?, validation });
+            return Ok(RunSamples { train: Prefetch::new(train)?, validation, test });
         };
         let train = Prefetch::new(Arc::new(DocumentSamples::new(train, config)))?;
         let ended = |samples: Box<dyn FiniteSamples>| -> Box<dyn FiniteSamples> {
             Box::new(DocumentSamples::new(samples, config))
         };
-        Ok(RunSamples { train, validation: validation.map(ended) })
+        Ok(RunSamples { train, validation: validation.map(ended), test: test.map(ended) })
+    }
+
+    /// The samples of the evaluation behind the last step, if there is one.
+    pub fn test(&self) -> Option<&dyn FiniteSamples> {
+        self.test.as_deref()
     }
 
     /// The samples as a run takes them.
@@ -235,7 +243,7 @@ impl TrainedModel for Gpt {
         let sets = BlendedDataset::open(config, tokenizer.vocab_size())?;
         let dataset = sets.streams();
         let seq_length = args.model.seq_length()?;
-        let BlendedDataset { training, validation } = sets;
+        let BlendedDataset { training, validation, test } = sets;
         let (train, order_crc32): (Arc<dyn Samples>, _) =
             match (args.data.data_order, order.samples) {
                 (DataOrder::Megatron, Some(samples)) => {
@@ -254,7 +262,7 @@ impl TrainedModel for Gpt {
                 }
                 _ => (training.sampler(seq_length, order.seed)?.into(), training.weights_crc32()),
             };
-        let blended = Some(BlendedInput { train, validation, order_crc32 });
+        let blended = Some(BlendedInput { train, validation, test, order_crc32 });
         Ok(RunInput { dataset, pairs: None, blended, documents })
     }
 
@@ -263,16 +271,19 @@ impl TrainedModel for Gpt {
         run: &RunConfig,
         (seed, batch): (u64, usize),
     ) -> Result<RunSamples> {
-        if let Some(BlendedInput { train, validation, .. }) = &input.blended {
+        if let Some(BlendedInput { train, validation, test, .. }) = &input.blended {
             let samples = run.eval_iters.map_or(u64::MAX, |all| all.saturating_mul(batch as u64));
             let wanted = run.intervals.eval_interval > 0 && samples > 0;
-            let validation = validation.as_ref().filter(|_| wanted);
-            let validation = validation.map(|blend| blend.validation(run.seq_length, samples));
-            return RunSamples::new(train.clone(), validation.transpose()?, input.documents);
+            let windows = |held_out: &Option<Blend>| {
+                let blend = held_out.as_ref().filter(|_| wanted);
+                blend.map(|blend| blend.validation(run.seq_length, samples)).transpose()
+            };
+            let held_out = [windows(validation)?, windows(test)?];
+            return RunSamples::new(train.clone(), held_out, input.documents);
         }
         let samples = run.samples(&input.dataset, seed, batch)?;
         let validation = samples.validation.map(|samples| Box::new(samples) as Box<_>);
-        RunSamples::new(Arc::new(samples.train), validation, input.documents)
+        RunSamples::new(Arc::new(samples.train), [validation, None], input.documents)
     }
 
     fn report(
@@ -374,7 +385,7 @@ impl TrainedModel for Bert {
         let samples = run.eval_iters.map_or(u64::MAX, |all| all.saturating_mul(batch as u64));
         let wanted = held_out.filter(|_| run.intervals.eval_interval > 0);
         let validation = wanted.map(|held_out| Box::new(held_out.first(samples)) as Box<_>);
-        RunSamples::new(Arc::new(train), validation, None)
+        RunSamples::new(Arc::new(train), [validation, None], None)
     }
 
     fn report(

@@ -53,6 +53,14 @@ pub fn gpt(
     Ok(text)
 }
 
+/// Prints the loss of a GPT on the test part.
+pub fn test(evaluation: &Evaluation) {
+    let Evaluation { loss, perplexity, tokens, .. } = evaluation;
+    output::report(&format!(
+        "test loss {loss:.4} over {tokens} tokens (perplexity {perplexity:.2})"
+    ));
+}
+
 /// Prints the validation losses of a BERT.
 pub fn bert(outcome: &RunResult) {
     if let Some(evaluation) = &outcome.evaluation {

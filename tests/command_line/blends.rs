@@ -129,6 +129,35 @@ fn lists_in_files_and_parts_of_their_own_are_the_same_data() {
 }
 
 #[test]
+fn a_run_ends_with_the_loss_of_its_test_sets() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path();
+    write(path, "a", 7);
+    write(path, "b", 11);
+    let train = |name: &str, more: &str| {
+        let run =
+            ["train", "--vocab-size", "50", "--global-batch-size", "4", "--eval-iters", "all"];
+        let more: Vec<&str> = more.split(' ').collect();
+        succeeded(ferrotron(path, &[&run[..], &["--save", name], TINY, &more].concat()))
+    };
+    let sets = "--train-data-path a --valid-data-path a --test-data-path b";
+    let evaluated = |load: &str| {
+        let eval = ["eval", "--load", load, "--data", "b", "--valid-fraction", "1"];
+        let out = succeeded(ferrotron(path, &eval));
+        let loss = out.lines().find(|line| line.starts_with("loss ")).map(str::to_string);
+        format!("test {}", loss.unwrap_or(out))
+    };
+    let out = train("run", sets);
+    assert!(out.contains(&evaluated("run")), "{out}");
+    // In any layout, to the digits that are printed; and not before the last step.
+    let layout = "--nproc 2 --pipeline-model-parallel-size 2 --num-layers 2";
+    let out = train("layout", &format!("{sets} {layout}"));
+    assert!(out.contains(&evaluated("layout")), "{out}");
+    assert!(!train("cut", &format!("{sets} --exit-interval 10")).contains("test loss"));
+    assert!(!train("none", "--data-path a --split 9,1,0").contains("test loss"));
+}
+
+#[test]
 fn what_contradicts_is_refused_in_one_line() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path();

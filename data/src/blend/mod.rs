@@ -1,6 +1,6 @@
 //! Indexed data sets that are read together, by weight: Megatron-LM's `--data-path`.
 //!
-//! A [`BlendConfig`] names the sets; [`BlendedDataset::open`] divides them into those for training and for validation. A
+//! A [`BlendConfig`] names the sets; [`BlendedDataset::open`] divides them into those for training, for validation and for testing. A
 //! [`Blend`] gives its samples in one of two orders: that of [`Sampler`](crate::Sampler), or Megatron's
 //! ([`MegatronSampler`](crate::MegatronSampler)).
 
@@ -34,7 +34,7 @@ pub enum BlendConfig {
         training: BlendPaths,
         /// The sets to validate on.
         validation: Option<BlendPaths>,
-        /// The sets for testing, which are opened and not read.
+        /// The sets that are evaluated once, behind the last step.
         test: Option<BlendPaths>,
     },
 }
@@ -46,6 +46,8 @@ pub struct BlendedDataset {
     pub training: Blend,
     /// The sets to validate on; `None` where nothing was held out.
     pub validation: Option<Blend>,
+    /// The sets to evaluate once, behind the last step; `None` where nothing was held out for it.
+    pub test: Option<Blend>,
 }
 
 /// Parts of indexed data sets, with their weights.
@@ -98,11 +100,12 @@ impl BlendedDataset {
     /// A set that is none or is damaged; no tokens for training; sets for validation or testing without any; a token beyond
     /// the vocabulary, in blends up to 2^27 tokens.
     pub fn open(config: &BlendConfig, vocab_size: usize) -> Result<BlendedDataset> {
-        let (training, validation) = match config {
+        let (training, validation, test) = match config {
             BlendConfig::Shared(paths, split) => {
-                let [training, validation, _] =
+                let [training, validation, test] =
                     open(paths, |all| split.sequences(all), vocab_size)?;
-                (training, Some(validation.without_empty()))
+                // A small share of a small set may hold nothing to predict.
+                (training, Some(validation.longer_than(0)), Some(test.longer_than(1)))
             }
             BlendConfig::PerSplit { training, validation, test } => {
                 let whole = |paths: &BlendPaths| {
@@ -111,19 +114,25 @@ impl BlendedDataset {
                     let weights = blend.weights.clone().filter(|weights| weights.len() > 1);
                     Blend { weights, ..blend }.not_empty()
                 };
-                test.as_ref().map(whole).transpose()?;
-                (whole(training)?, validation.as_ref().map(whole).transpose()?)
+                let [validation, test] =
+                    [validation, test].map(|paths| paths.as_ref().map(whole).transpose());
+                (whole(training)?, validation?, test?)
             }
         };
         let training = training.not_empty()?;
-        let validation = validation.filter(|blend| !blend.parts.is_empty());
-        let dataset = BlendedDataset { training, validation };
+        let [validation, test] =
+            [validation, test].map(|held_out| held_out.filter(|blend| !blend.parts.is_empty()));
+        let dataset = BlendedDataset { training, validation, test };
         let Dataset { train, validation } = dataset.streams();
-        [Some(train), validation].iter().flatten().try_for_each(TokenSource::check_if_short)?;
+        let test = dataset.test.as_ref().map(Blend::tokens);
+        [Some(train), validation, test]
+            .iter()
+            .flatten()
+            .try_for_each(TokenSource::check_if_short)?;
         Ok(dataset)
     }
 
-    /// The same tokens as streams, the sets laid end to end.
+    /// The tokens for training and validation as streams, the sets laid end to end.
     pub fn streams(&self) -> Dataset {
         let validation = self.validation.as_ref().map(Blend::tokens);
         Dataset { train: self.training.tokens(), validation }
@@ -270,9 +279,10 @@ impl Blend {
         parts.tokens()
     }
 
-    /// The same without sets that have no token in this part.
-    fn without_empty(self) -> Blend {
-        let kept = |set: &usize| !self.parts[*set].tokens.is_empty();
+    /// The same without sets that have at most so many tokens in this part.
+    fn longer_than(self, tokens: u64) -> Blend {
+        let len = |set: usize| self.parts[set].tokens.end - self.parts[set].tokens.start;
+        let kept = |set: &usize| len(*set) > tokens;
         let kept: Vec<usize> = (0..self.parts.len()).filter(kept).collect();
         let weights = self.weights.as_ref();
         let weights = weights.map(|weights| kept.iter().map(|&set| weights[set]).collect());

@@ -31,10 +31,10 @@ pub(crate) struct BlendOrder {
 }
 
 struct Steps {
-    /// Samples taken of each set.
-    taken: Vec<u64>,
-    /// Sets that have samples left.
-    unspent: Vec<usize>,
+    /// Samples taken of each set; infinite of one that is spent.
+    taken: Vec<f64>,
+    /// Number of sets that have samples left.
+    unspent: usize,
     /// The set of each step, and the number of its sample.
     rows: Vec<(u16, u32)>,
 }
@@ -42,8 +42,8 @@ struct Steps {
 impl BlendOrder {
     /// The order for weights whose sum is 1.
     pub fn new(weights: Vec<f64>) -> BlendOrder {
-        let unspent = (0..weights.len()).collect();
-        let steps = Steps { taken: vec![0; weights.len()], unspent, rows: Vec::new() };
+        let unspent = weights.len();
+        let steps = Steps { taken: vec![0.0; unspent], unspent, rows: Vec::new() };
         BlendOrder { weights, sizes: None, steps: Mutex::new(steps) }
     }
 
@@ -51,7 +51,10 @@ impl BlendOrder {
     pub fn finite(weights: Vec<f64>, sizes: Vec<u64>) -> BlendOrder {
         let mut order = BlendOrder::new(weights);
         let steps = order.steps.get_mut().unwrap_or_else(PoisonError::into_inner);
-        steps.unspent.retain(|&set| sizes[set] > 0);
+        for (taken, _) in steps.taken.iter_mut().zip(&sizes).filter(|(_, size)| **size == 0) {
+            *taken = f64::INFINITY;
+            steps.unspent -= 1;
+        }
         BlendOrder { sizes: Some(sizes), ..order }
     }
 
@@ -82,22 +85,37 @@ impl BlendOrder {
     }
 
     fn step(&self, steps: &mut Steps) -> Option<()> {
+        if steps.unspent == 0 {
+            return None;
+        }
         let number = (steps.rows.len() as u64).max(1) as f64;
-        let lag = |set: usize| self.weights[set] * number - steps.taken[set] as f64;
-        let first = *steps.unspent.first()?;
-        // The first of several that lag equally.
-        let furthest = |(best, most): (usize, f64), &set: &usize| match lag(set) {
-            more if more > most => (set, more),
-            _ => (best, most),
-        };
-        let (set, _) = steps.unspent[1..].iter().fold((first, lag(first)), furthest);
+        let set = furthest_behind(&self.weights, &steps.taken, number);
         steps.rows.push((set as u16, steps.taken[set] as u32));
-        steps.taken[set] += 1;
-        if self.sizes.as_ref().is_some_and(|sizes| sizes[set] == steps.taken[set]) {
-            steps.unspent.retain(|&other| other != set);
+        steps.taken[set] += 1.0;
+        if self.sizes.as_ref().is_some_and(|sizes| sizes[set] as f64 == steps.taken[set]) {
+            steps.taken[set] = f64::INFINITY;
+            steps.unspent -= 1;
         }
         Some(())
     }
+}
+
+/// The first set with the largest `weight * number - taken`. A run that resumes takes all steps again, so the largest value
+/// is found with vector instructions, and its place after that.
+fn furthest_behind(weights: &[f64], taken: &[f64], number: f64) -> usize {
+    let larger = |a: f64, b: f64| if b > a { b } else { a };
+    let ((weight_blocks, weight_rest), (taken_blocks, taken_rest)) =
+        (weights.as_chunks::<8>(), taken.as_chunks::<8>());
+    let mut most = [f64::NEG_INFINITY; 8];
+    for (weights, taken) in weight_blocks.iter().zip(taken_blocks) {
+        for lane in 0..8 {
+            most[lane] = larger(most[lane], weights[lane] * number - taken[lane]);
+        }
+    }
+    let rest = weight_rest.iter().zip(taken_rest).map(|(weight, taken)| weight * number - taken);
+    let most = rest.chain(most).fold(f64::NEG_INFINITY, larger);
+    let is_most = |(weight, taken): (&f64, &f64)| weight * number - taken == most;
+    weights.iter().zip(taken).position(is_most).unwrap_or(0)
 }
 
 /// NumPy's sum, in its order of additions.
@@ -160,6 +178,20 @@ mod tests {
             let sets: Vec<u8> = rows.iter().flat_map(|row| (row.0 as u16).to_le_bytes()).collect();
             let samples: Vec<u8> = rows.iter().flat_map(|row| row.1.to_le_bytes()).collect();
             assert_eq!([&sets, &samples].map(|bytes| crc32fast::hash(bytes)), want);
+        }
+    }
+
+    #[test]
+    fn the_first_of_the_sets_furthest_behind_is_taken() {
+        for sets in [1, 7, 8, 9, 31] {
+            let weights: Vec<f64> = (0..sets).map(|i| f64::from(i * 7919 % 5 + 1)).collect();
+            let weights = normalized(&weights);
+            let taken: Vec<f64> = (0..sets).map(|i| f64::from(i * 104_729 % 3)).collect();
+            let lags = weights.iter().zip(&taken).map(|(weight, taken)| weight * 4.0 - taken);
+            let lags: Vec<f64> = lags.collect();
+            let want =
+                (1..lags.len()).fold(0, |best, i| if lags[i] > lags[best] { i } else { best });
+            assert_eq!(furthest_behind(&weights, &taken, 4.0), want, "{sets} sets");
         }
     }
 

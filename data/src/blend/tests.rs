@@ -43,7 +43,9 @@ fn each_set_is_split_by_its_sequences() {
     // The one sequence of b is for training.
     assert_eq!(dataset.validation.unwrap().num_sets(), 1);
     assert_eq!(streams.validation.unwrap().to_vec().unwrap(), (35..45).collect::<Vec<u32>>());
-    assert!(shared(&[&a], [1.0, 0.0, 0.0]).unwrap().validation.is_none());
+    assert_eq!(dataset.test.unwrap().tokens().to_vec().unwrap(), [45, 46, 47, 48, 49]);
+    let all = shared(&[&a], [1.0, 0.0, 0.0]).unwrap();
+    assert!(all.validation.is_none() && all.test.is_none());
 }
 
 #[test]

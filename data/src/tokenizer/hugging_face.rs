@@ -1,8 +1,11 @@
 //! Tokenizers described by a Hugging Face `tokenizer.json`, run by the `tokenizers` crate with a regex engine in
 //! Rust, without a C library.
 
+use super::byte_level::{WordCaches, WordPattern};
 use ferrotron_tensor::{Error, Result};
+use serde_json::Value;
 use std::sync::Arc;
+use tokenizers::{Model, OffsetReferential, OffsetType, PreTokenizedString, PreTokenizer};
 
 /// A loaded `tokenizer.json`; clones share it.
 #[derive(Clone)]
@@ -12,6 +15,8 @@ struct Loaded {
     json: String,
     tokenizer: tokenizers::Tokenizer,
     vocab_size: usize,
+    /// How words are cut, if the fast scanner knows it, and the tokens of words.
+    words: Option<(WordPattern, WordCaches)>,
 }
 
 impl HuggingFaceTokenizer {
@@ -30,7 +35,9 @@ impl HuggingFaceTokenizer {
             return Err(Error::io("tokenizer", "the vocabulary of the tokenizer.json is empty"));
         };
         let vocab_size = largest as usize + 1;
-        Ok(HuggingFaceTokenizer(Arc::new(Loaded { json: json.to_string(), tokenizer, vocab_size })))
+        let words = word_pattern(json).map(|pattern| (pattern, WordCaches::default()));
+        let json = json.to_string();
+        Ok(HuggingFaceTokenizer(Arc::new(Loaded { json, tokenizer, vocab_size, words })))
     }
 
     /// The file's text, unchanged.
@@ -54,7 +61,38 @@ impl HuggingFaceTokenizer {
     }
 
     pub(super) fn encode(&self, text: &str) -> Result<Vec<u32>> {
-        let encoding = self.0.tokenizer.encode_fast(text, false).map_err(failed("encode"))?;
+        let Loaded { tokenizer, words: Some((pattern, caches)), .. } = &*self.0 else {
+            let encoding = self.0.tokenizer.encode_fast(text, false).map_err(failed("encode"))?;
+            return Ok(encoding.get_ids().to_vec());
+        };
+        // Added tokens and the normalizer come first, as in the crate.
+        let added = tokenizer.get_added_vocabulary();
+        let parts = added.extract_and_normalize(tokenizer.get_normalizer(), text);
+        caches.with(|cache| {
+            let mut tokens = Vec::with_capacity(text.len() / 4);
+            for (part, _, added) in
+                parts.get_splits(OffsetReferential::Normalized, OffsetType::Byte)
+            {
+                match added {
+                    Some(added) => tokens.extend(added.iter().map(|token| token.id)),
+                    None => pattern.try_for_each_word(part, |word| {
+                        cache.append(word, &mut tokens, |word| self.word(word))
+                    })?,
+                }
+            }
+            Ok(tokens)
+        })
+    }
+
+    /// The tokens of a word without added tokens.
+    fn word(&self, word: &str) -> Result<Vec<u32>> {
+        let mut parts = PreTokenizedString::from(word);
+        if let Some(pre_tokenizer) = self.0.tokenizer.get_pre_tokenizer() {
+            pre_tokenizer.pre_tokenize(&mut parts).map_err(failed("encode"))?;
+        }
+        let model = self.0.tokenizer.get_model();
+        parts.tokenize(|part| model.tokenize(part.get())).map_err(failed("encode"))?;
+        let encoding = parts.into_encoding(None, 0, OffsetType::None).map_err(failed("encode"))?;
         Ok(encoding.get_ids().to_vec())
     }
 
@@ -70,6 +108,13 @@ impl HuggingFaceTokenizer {
         }
         text
     }
+}
+
+/// The way in which the tokenizer cuts words, if the fast scanner knows it and a word always has the same tokens.
+fn word_pattern(json: &str) -> Option<WordPattern> {
+    let json: Value = serde_json::from_str(json).ok()?;
+    let is_random = json["model"]["dropout"].as_f64().is_some_and(|dropout| dropout > 0.0);
+    WordPattern::from_pre_tokenizer(&json["pre_tokenizer"]).filter(|_| !is_random)
 }
 
 /// Converts an error of the `tokenizers` crate.

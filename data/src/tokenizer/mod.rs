@@ -16,6 +16,8 @@
 //! Files need the crate's feature `tokenizers`. Without it, `gpt2` still describes files of tokens, and a text or
 //! a file that needs the feature is refused with its name.
 
+#[cfg(feature = "tokenizers")]
+mod byte_level;
 mod char_level;
 #[cfg_attr(not(feature = "tokenizers"), path = "gpt2_absent.rs")]
 mod gpt2;
@@ -181,7 +183,7 @@ impl Tokenizer {
         match self {
             Tokenizer::Byte => Ok(text.bytes().map(u32::from).collect()),
             Tokenizer::Char(char_level) => char_level.encode(text),
-            Tokenizer::Gpt2 => gpt2::encode(text),
+            Tokenizer::Gpt2 => gpt2::encode(text, GPT2_END_OF_TEXT),
             Tokenizer::Null(size) => null::encode(text, *size),
             Tokenizer::HuggingFace(file) => file.encode(text),
         }

@@ -33,7 +33,8 @@ pub struct DataArgs {
     /// Data sets for validation beside --train-data-path, as --data-path
     #[arg(long, value_name = "PREFIX", num_args = 1..)]
     valid_data_path: Vec<String>,
-    /// Data sets for testing beside --train-data-path, as --data-path; a run opens them and reads nothing
+    /// Data sets for testing beside --train-data-path, as --data-path; they are evaluated once, behind the
+    /// last step
     #[arg(long, value_name = "PREFIX", num_args = 1..)]
     test_data_path: Vec<String>,
     /// A JSON file with the words of these three as "train", "valid" and "test"
@@ -96,7 +97,8 @@ pub struct SplitArgs {
     /// Fraction of the tokens, at the end, that is held out for validation; 0 trains on all [default: 0.1]
     #[arg(long, value_name = "SHARE", conflicts_with = "split")]
     valid_fraction: Option<f64>,
-    /// The split as proportions for training, validation and testing, such as 90,5,5; nothing reads the last part
+    /// The split as proportions for training, validation and testing, such as 90,5,5. The test part of data
+    /// sets is evaluated once, behind the last step; of --data, nothing reads it
     #[arg(long, value_name = "TRAIN,VALID,TEST", num_args = 1.., value_delimiter = ',', value_parser = proportion)]
     split: Option<Vec<f64>>,
 }

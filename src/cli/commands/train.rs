@@ -35,7 +35,7 @@ use crate::cli::output::failed;
 use crate::cli::plan::plan;
 use crate::cli::progress::TrainProgress;
 use crate::cli::rank_environment::rank_environment;
-use crate::cli::{corpus, memory_limits, output, report, resume, run_folder};
+use crate::cli::{closing_report, corpus, memory_limits, output, report, resume, run_folder};
 
 /// Trains, reports and leaves a run folder behind; or starts processes that do. `given` holds the options that were
 /// typed or stand in the file of `--config`; `args` is made from it.
@@ -284,7 +284,11 @@ impl<M: TrainedModel> PreparedRun<M> {
             run(&mut trainer, &samples.run_data(&tokenizer), &config, &stop, &mut progress);
         progress.finish();
         let outcome = outcome?;
+        // All ranks have the same reason.
+        let test = samples.test().filter(|_| outcome.stop_reason == StopReason::Finished);
+        let test = test.map(|test| trainer.evaluate(test, &stop)).transpose()?.flatten();
         if first {
+            test.iter().for_each(closing_report::test);
             let sampling = (args.run.sample_length(), &stop);
             let sample = M::report(&trainer, input, &tokenizer, &outcome, sampling)?;
             if let Some(sample) = sample {

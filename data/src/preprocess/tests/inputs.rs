@@ -226,3 +226,36 @@ fn a_long_text_is_one_document() {
     assert_eq!((dataset.num_documents(), dataset.num_sequences()), (1, 1));
     assert!(dataset.sequence(0).unwrap() == Tokenizer::Gpt2.encode(&text).unwrap());
 }
+
+#[test]
+fn damaged_files_are_read_or_refused_by_name() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path();
+    let (text, documents) = lines(60);
+    let rows: Vec<Option<&str>> = documents.iter().map(|texts| Some(texts[0].as_str())).collect();
+    parquet(&path.join("a.parquet"), "text", &rows, 25);
+    std::fs::write(path.join("a.jsonl.gz"), gzip(text.as_bytes())).unwrap();
+    std::fs::write(path.join("a.jsonl.zst"), zstd(text.as_bytes())).unwrap();
+    for name in ["a.parquet", "a.jsonl.gz", "a.jsonl.zst"] {
+        let whole = std::fs::read(path.join(name)).unwrap();
+        let damaged = (0..whole.len()).step_by(whole.len() / 100 + 1).flat_map(|at| {
+            let mut flipped = whole.clone();
+            flipped[at] ^= 0x5A;
+            [flipped, whole[..at].to_vec()]
+        });
+        let mut refusals = 0;
+        for bytes in damaged.filter(|bytes| !bytes.is_empty()) {
+            std::fs::write(path.join(name), bytes).unwrap();
+            match run(&config(path, name), &Tokenizer::Byte) {
+                Ok(_) => remove_written(path),
+                Err(error) => {
+                    let line = error.to_string();
+                    assert!(line.contains(name) && !line.contains('\n'), "{line}");
+                    refusals += 1;
+                    forget(path);
+                }
+            }
+        }
+        assert!(refusals > 40, "{name}: {refusals}");
+    }
+}

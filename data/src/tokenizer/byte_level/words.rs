@@ -1,0 +1,233 @@
+//! Cuts text into words as the known patterns of byte-level byte pairs do.
+//!
+//! | pattern | used by |
+//! |---|---|
+//! | GPT-2's | GPT-2, GPT-NeoX; SmolLM, which cuts digits off first |
+//! | cl100k's | OpenAI's cl100k and Llama 3, with up to three digits in a word; Qwen 2 and 3, with one |
+//!
+//! The regular expressions are facts about the tokenizers; the tests compare the scanner with a regex engine.
+
+use super::char_class::CharClass::{Letter, Number, Other, Space};
+use super::char_class::{CharClass, CharClasses};
+use ferrotron_tensor::Result;
+use serde_json::Value;
+
+/// The pattern of `ByteLevel` in Hugging Face's tokenizers.
+#[cfg(test)]
+pub const GPT2: &str =
+    r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
+
+/// The pattern of Llama 3 and Qwen 2, with `DIGITS` in place of `{1,3}` or nothing.
+pub const CL100K: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}DIGITS| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+
+/// A known way to cut text into words.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum WordPattern {
+    /// GPT-2's pattern.
+    Gpt2,
+    /// GPT-2's pattern between digits, each of which is a word.
+    Gpt2SingleDigits,
+    /// cl100k's pattern, with so many digits in a word.
+    Cl100k { digits: usize },
+}
+
+impl WordPattern {
+    /// Recognizes the `pre_tokenizer` of a `tokenizer.json`.
+    pub fn from_pre_tokenizer(json: &Value) -> Option<WordPattern> {
+        let parts: Vec<&Value> = match json["type"].as_str()? {
+            "Sequence" => json["pretokenizers"].as_array()?.iter().collect(),
+            _ => vec![json],
+        };
+        let (byte_level, before) = parts.split_last()?;
+        let is_byte_level =
+            byte_level["type"] == "ByteLevel" && byte_level["add_prefix_space"] == false;
+        let has_regex = byte_level.get("use_regex").is_none_or(|value| value == true);
+        match (is_byte_level, has_regex, before) {
+            (true, true, []) => Some(WordPattern::Gpt2),
+            (true, true, [cut]) => (cut["type"] == "Digits" && cut["individual_digits"] == true)
+                .then_some(WordPattern::Gpt2SingleDigits),
+            (true, false, [cut]) => {
+                let isolates = cut["type"] == "Split"
+                    && cut["behavior"] == "Isolated"
+                    && cut.get("invert").is_none_or(|value| value == false);
+                let pattern = cut["pattern"]["Regex"].as_str().filter(|_| isolates)?;
+                [("{1,3}", 3), ("", 1)].into_iter().find_map(|(quantifier, digits)| {
+                    (pattern == CL100K.replace("DIGITS", quantifier))
+                        .then_some(WordPattern::Cl100k { digits })
+                })
+            }
+            _ => None,
+        }
+    }
+
+    /// Calls `take` with each word of the text, in order.
+    ///
+    /// # Errors
+    /// The first one of `take`.
+    pub fn try_for_each_word(
+        self,
+        text: &str,
+        mut take: impl FnMut(&str) -> Result<()>,
+    ) -> Result<()> {
+        let scanner = Scanner { text, classes: CharClasses::new() };
+        match self {
+            WordPattern::Gpt2 => scanner.try_for_each(Scanner::gpt2_word, take),
+            WordPattern::Cl100k { digits } => {
+                scanner.try_for_each(|scanner, at| scanner.cl100k_word(at, digits), take)
+            }
+            WordPattern::Gpt2SingleDigits => {
+                let mut at = 0;
+                for (digit, c) in text.match_indices(char::is_numeric) {
+                    let before = Scanner { text: &text[at..digit], ..scanner };
+                    before.try_for_each(Scanner::gpt2_word, &mut take)?;
+                    take(c)?;
+                    at = digit + c.len();
+                }
+                Scanner { text: &text[at..], ..scanner }.try_for_each(Scanner::gpt2_word, take)
+            }
+        }
+    }
+}
+
+/// A text whose words are looked for. Methods take the byte at which a word begins and return the byte behind it.
+#[derive(Clone, Copy)]
+struct Scanner<'a> {
+    text: &'a str,
+    classes: CharClasses,
+}
+
+impl Scanner<'_> {
+    #[inline]
+    fn try_for_each(
+        self,
+        end: impl Fn(Self, usize) -> usize,
+        mut take: impl FnMut(&str) -> Result<()>,
+    ) -> Result<()> {
+        let mut at = 0;
+        while at < self.text.len() {
+            let behind = end(self, at);
+            take(&self.text[at..behind])?;
+            at = behind;
+        }
+        Ok(())
+    }
+
+    #[inline]
+    fn gpt2_word(self, at: usize) -> usize {
+        if self.byte(at) == Some(b'\'')
+            && let Some(end) = self.contraction(at, false)
+        {
+            return end;
+        }
+        match self.behind_space(at) {
+            (Space, _, _) => self.white_space(at).0,
+            (class, first, len) => self.run(class, first + len),
+        }
+    }
+
+    #[inline]
+    fn cl100k_word(self, at: usize, digits: usize) -> usize {
+        if self.byte(at) == Some(b'\'')
+            && let Some(end) = self.contraction(at, true)
+        {
+            return end;
+        }
+        let Some((class, len)) = self.class(at) else { return at };
+        let is_line_end = matches!(self.byte(at), Some(b'\r' | b'\n'));
+        if class == Letter {
+            return self.run(Letter, at + len);
+        }
+        if class == Number {
+            let mut end = at + len;
+            for _ in 1..digits {
+                match self.class(end) {
+                    Some((Number, len)) => end += len,
+                    _ => break,
+                }
+            }
+            return end;
+        }
+        if !is_line_end && let Some((Letter, letter)) = self.class(at + len) {
+            return self.run(Letter, at + len + letter);
+        }
+        match self.behind_space(at) {
+            (Other, first, len) => {
+                let mut end = self.run(Other, first + len);
+                while matches!(self.byte(end), Some(b'\r' | b'\n')) {
+                    end += 1;
+                }
+                end
+            }
+            _ => match self.white_space(at) {
+                (_, Some(behind_lines)) => behind_lines,
+                (end, None) => end,
+            },
+        }
+    }
+
+    fn byte(self, at: usize) -> Option<u8> {
+        self.text.as_bytes().get(at).copied()
+    }
+
+    #[inline]
+    fn class(self, at: usize) -> Option<(CharClass, usize)> {
+        self.classes.at(self.text, at)
+    }
+
+    /// The end of the characters of `class` from `at` on.
+    #[inline]
+    fn run(self, class: CharClass, mut at: usize) -> usize {
+        while let Some((next, len)) = self.class(at)
+            && next == class
+        {
+            at += len;
+        }
+        at
+    }
+
+    /// The character behind a space at `at`, if both exist and it is no white space itself, else the one at `at`: its
+    /// class, first byte and bytes.
+    #[inline]
+    fn behind_space(self, at: usize) -> (CharClass, usize, usize) {
+        if self.byte(at) == Some(b' ')
+            && let Some((class, len)) = self.class(at + 1)
+            && class != Space
+        {
+            return (class, at + 1, len);
+        }
+        let (class, len) = self.class(at).unwrap_or((Space, 0));
+        (class, at, len)
+    }
+
+    /// White space: its end where the lookahead puts it, in front of the last character if something follows and there
+    /// is more than one; and the byte behind its last line break.
+    fn white_space(self, at: usize) -> (usize, Option<usize>) {
+        let (mut end, mut last, mut behind_lines) = (at, at, None);
+        while let Some((Space, len)) = self.class(end) {
+            last = end;
+            end += len;
+            if matches!(self.byte(last), Some(b'\r' | b'\n')) {
+                behind_lines = Some(end);
+            }
+        }
+        match end < self.text.len() && last > at {
+            true => (last, behind_lines),
+            false => (end, behind_lines),
+        }
+    }
+
+    /// The end of `'s`, `'t`, `'re`, `'ve`, `'m`, `'ll` or `'d`.
+    fn contraction(self, at: usize, ignores_case: bool) -> Option<usize> {
+        let rest = &self.text.as_bytes()[at + 1..];
+        let lower = |i: usize| {
+            rest.get(i).map(|byte| if ignores_case { byte.to_ascii_lowercase() } else { *byte })
+        };
+        match (lower(0)?, lower(1)) {
+            (b's' | b't' | b'm' | b'd', _) => Some(at + 2),
+            (b'r' | b'v', Some(b'e')) | (b'l', Some(b'l')) => Some(at + 3),
+            // The long s is another case of s.
+            _ if ignores_case && rest.starts_with("\u{17F}".as_bytes()) => Some(at + 3),
+            _ => None,
+        }
+    }
+}
