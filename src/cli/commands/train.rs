@@ -45,7 +45,7 @@ pub fn train(args: &TrainArgs, given: Options, definition: &Definition) -> Resul
         let resumed = resume::open(&args.run)?;
         let configuration = Configuration::new(given, resumed.as_ref(), None, definition)?;
         return match configuration.args.model.architecture {
-            Architecture::Gpt2 | Architecture::Llama => {
+            Architecture::Gpt2 | Architecture::Llama | Architecture::Gemma2 => {
                 start::<Gpt>(configuration, resumed, &signals)
             }
             Architecture::Bert => start::<Bert>(configuration, resumed, &signals),

@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use super::{Options, Source, text};
 use crate::cli::architecture::TrainedModel;
 use crate::cli::definition::Definition;
+use crate::cli::folder_options;
 use crate::cli::options::remembered::same_number;
 
 /// Options that a folder only proposes.
@@ -29,8 +30,8 @@ pub fn folder(options: &Options) -> Option<PathBuf> {
 /// A family that is not known; a given option that contradicts the model; `--save` of the same folder.
 pub fn merged(given: Options, folder: &Path, definition: &Definition) -> Result<Options> {
     let shape = match hugging_face::model_kind(folder)? {
-        ModelKind::Gpt => Gpt::folder_options(&Gpt::folder_config(folder)?),
-        ModelKind::Bert => Bert::folder_options(&Bert::folder_config(folder)?),
+        ModelKind::Gpt => folder_options::gpt(&Gpt::folder_config(folder)?),
+        ModelKind::Bert => folder_options::bert(&Bert::folder_config(folder)?),
     };
     let source = Source::Folder(format!("the Hugging Face folder '{}'", folder.display()));
     let Value::Object(mut map) = shape else { unreachable!("options are a map") };

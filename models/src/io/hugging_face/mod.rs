@@ -8,6 +8,7 @@
 //! | Mistral, `mistral` | a window of 4096 where none is named |
 //! | Qwen 2 and 2.5, `qwen2` | biases of queries, keys and values |
 //! | Qwen 3, `qwen3` | norms of queries and keys |
+//! | Gemma 2, `gemma2` | norms with weights around 0 before and behind attention and MLP, GeGLU, soft caps, scaled embeddings, a window in every other block |
 //! | GPT-NeoX and Pythia, `gpt_neox` | partial rotary positions, parallel residual; rows of queries, keys and values by head there |
 //!
 //! Rotations pair element i with i + D/2 on both sides. A tied head that is stored again must equal the token embedding.
