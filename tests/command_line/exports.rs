@@ -1,4 +1,4 @@
-//! `ferrotron export`: the family that is asked for.
+//! `ferrotron export`: the family that is asked for, and the files that travel along.
 
 use super::models_and_data::refused;
 use super::{ferrotron, succeeded};
@@ -11,7 +11,7 @@ fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/hf").join(name)
 }
 
-/// A copy of a fixture as `hf`.
+/// A copy of a fixture as `hf`, and tokens to train on.
 fn folder_with(name: &str) -> TempDir {
     let folder = tempfile::tempdir().unwrap();
     let hf = folder.path().join("hf");
@@ -19,6 +19,8 @@ fn folder_with(name: &str) -> TempDir {
     for file in ["config.json", "model.safetensors"] {
         fs::copy(fixture(name).join(file), hf.join(file)).unwrap();
     }
+    let tokens: Vec<u8> = (0..800_u16).flat_map(|i| (i % 32).to_le_bytes()).collect();
+    fs::write(folder.path().join("text.bin"), tokens).unwrap();
     folder
 }
 
@@ -62,3 +64,45 @@ fn a_family_is_written_if_it_holds_the_model() {
     );
 }
 
+/// From the folder through training, and through a run that goes on from its checkpoint.
+#[test]
+fn files_beside_the_weights_travel_along() {
+    let folder = folder_with("families/gemma2");
+    let path = folder.path();
+    let files = [
+        ("generation_config.json", "{\"temperature\": 0.7, \"eos_token_id\": [1, 107]}\n"),
+        ("tokenizer_config.json", "{\"model_max_length\": 8192}"),
+        ("special_tokens_map.json", "{}"),
+        ("chat_template.jinja", "{{ bos_token }}"),
+    ];
+    for (name, text) in files {
+        fs::write(path.join("hf").join(name), text).unwrap();
+    }
+    // The model itself decides this one, and no other file travels.
+    fs::write(path.join("hf/README.md"), "of the model").unwrap();
+    let check = |output: &str| {
+        for (name, text) in files {
+            assert_eq!(fs::read_to_string(path.join(output).join(name)).unwrap(), text, "{output}");
+        }
+        assert!(!path.join(output).join("README.md").exists());
+    };
+    succeeded(export(path, "hf", &["--output", "direct"]));
+    check("direct");
+    let train = |words: &str| {
+        let words: Vec<&str> = words.split(' ').collect();
+        succeeded(ferrotron(path, &words));
+    };
+    train(
+        "train --load hf --data text.bin --vocab-size 32 --seq-length 16 --lr 1e-3 --train-iters 2 \
+         --micro-batch-size 2 --sample-length 0 --threads 1 --save run",
+    );
+    succeeded(export(path, "run", &["--output", "trained"]));
+    check("trained");
+    train("train --load run --train-iters 3 --threads 1 --save more");
+    succeeded(export(path, "more", &["--output", "resumed"]));
+    check("resumed");
+
+    fs::write(path.join("hf/generation_config.json"), [0xff, 0xfe]).unwrap();
+    let line = refused(export(path, "hf", &["--output", "no"]), 1);
+    assert!(line.contains("generation_config.json' cannot be read"), "{line}");
+}

@@ -245,6 +245,9 @@ impl<M: TrainedModel> PreparedRun<M> {
         }
         let mut progress = trainer.progress().clone();
         fingerprint.record(&mut progress.extra);
+        if let Some(folder) = &configuration.imported {
+            imported::companions(folder, &args.data)?.record(&mut progress.extra);
+        }
         let change = processor_change(&progress.extra, &device, scope.dtype());
         record_processor(&mut progress.extra, &device);
         trainer.set_progress(progress);

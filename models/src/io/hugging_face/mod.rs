@@ -15,6 +15,7 @@
 //! Other families are refused, with the switch that they would need.
 
 pub mod bert;
+mod companions;
 mod config;
 mod export;
 mod families;
@@ -25,9 +26,10 @@ mod mapping;
 mod model_kind;
 mod weights;
 
+pub use companions::CompanionFiles;
 pub use config::read_config;
 pub use export::{export, export_as, export_tokenizer};
-pub use files::{common_dtype, is_folder};
+pub use files::{common_dtype, is_folder, weights_identity};
 pub use import::{import, read_tokenizer, stored_dtypes, tokenizer_choice, weights};
 pub use model_kind::{ModelKind, model_kind, model_type};
 pub use weights::FolderWeights;
