@@ -29,7 +29,7 @@ pub use layers::embedding::Embedding;
 pub use layers::kv_cache::KvCache;
 pub use layers::linear::{Bias, Linear};
 pub use layers::mlp::{Activation, Mlp, MlpConfig};
-pub use layers::norm::{LayerNorm, Norm, RmsNorm};
+pub use layers::norm::{LayerNorm, Norm, NormGain, RmsNorm};
 pub use layers::position_bias::PositionBias;
 pub use layers::rope_scaling::RopeScaling;
 pub use optimizer::loss_scale::{LossScale, LossScaler};

@@ -1,12 +1,12 @@
 //! Adapts each model to the command line: its configuration by options, its data, its report.
 
-use ferrotron::models::bert::{Bert, NormPlacement};
+use ferrotron::models::bert::Bert;
 use ferrotron::models::data::{
     Blend, BlendedDataset, Dataset, DocumentConfig, DocumentSamples, Documents, FiniteSamples,
     HeldOutPairs, MegatronOrderConfig, MegatronSampler, Prefetch, Samples, SentencePairs,
     TokenSource,
 };
-use ferrotron::models::gpt::{Gpt, Normalization, PositionEmbedding};
+use ferrotron::models::gpt::Gpt;
 use ferrotron::models::hugging_face::{self, FolderWeights};
 use ferrotron::models::run::{RunConfig, RunData, RunResult};
 use ferrotron::models::stop::StopFlag;
@@ -15,17 +15,12 @@ use ferrotron::models::tokenizer::Tokenizer;
 use ferrotron::models::traffic::{StepTraffic, expected_traffic};
 use ferrotron::models::trainer::{Model, Trainer};
 use ferrotron::{Error, Result};
-use serde_json::{Value, json};
 use std::path::Path;
 use std::sync::Arc;
 
 use super::args::data::{DataOrder, DataSource};
-use super::args::model::ActivationArg;
 use super::args::train::TrainArgs;
 use super::{closing_report, corpus};
-
-/// Longest training sequences that a Hugging Face folder proposes, whatever its model can take.
-const LONGEST_PROPOSED: usize = 2048;
 
 /// The opened data of a run.
 pub struct RunInput {
@@ -120,14 +115,11 @@ pub trait TrainedModel: Model {
     /// The configuration of the model in a Hugging Face folder.
     fn folder_config(folder: &Path) -> Result<Self::Config>;
 
-    /// The same as options by name, those of `train` that decide the shape of a model.
-    fn folder_options(config: &Self::Config) -> Value;
-
     /// Opens the weights of a Hugging Face folder.
     fn folder_weights(folder: &Path, config: &Self::Config) -> Result<FolderWeights>;
 
-    /// Writes the model into a Hugging Face folder.
-    fn export(&self, folder: &Path) -> Result<()>;
+    /// Writes the model into a Hugging Face folder, as a family by its `model_type` or as the first that holds it.
+    fn export(&self, family: Option<&str>, folder: &Path) -> Result<()>;
 
     /// The bytes that this rank sends in a step, if they are known before.
     fn traffic(trainer: &Trainer<Self>, seq_length: usize) -> Option<StepTraffic>;
@@ -171,48 +163,15 @@ impl TrainedModel for Gpt {
         hugging_face::read_config(folder)
     }
 
-    fn folder_options(config: &Self::Config) -> Value {
-        let learned = config.position_embedding_type == PositionEmbedding::LearnedAbsolute;
-        let rms = config.normalization == Normalization::RmsNorm;
-        let mut options = json!({
-            "architecture": "gpt2",
-            "num-layers": config.num_layers,
-            "hidden-size": config.hidden_size,
-            "num-attention-heads": config.num_attention_heads,
-            "num-query-groups": config.num_query_groups,
-            "kv-channels": config.kv_channels,
-            "ffn-hidden-size": config.ffn_hidden_size,
-            "max-position-embeddings": config.max_position_embeddings,
-            "seq-length": config.max_position_embeddings.min(LONGEST_PROPOSED),
-            "position-embedding-type": if learned { "learned-absolute" } else { "rope" },
-            "rotary-base": config.rotary_base,
-            "rotary-percent": config.rotary_percent,
-            "use-rope-scaling": config.rope_scaling.is_some(),
-            "use-parallel-residual": config.use_parallel_residual,
-            "qk-layernorm": config.qk_layernorm,
-            "add-qkv-bias": config.add_qkv_bias,
-            "normalization": if rms { "RMSNorm" } else { "LayerNorm" },
-            "norm-epsilon": config.norm_epsilon,
-            "init-method-std": config.init_method_std,
-            "activation": ActivationArg::name_of(config.activation),
-            "disable-bias-linear": !config.add_bias,
-            "untie-embeddings-and-output-weights": !config.tie_embeddings,
-        });
-        if let Some(scaling) = &config.rope_scaling {
-            options["rope-scaling-factor"] = scaling.factor.into();
-        }
-        if let Some(window) = config.window_size {
-            options["window-size"] = window.into();
-        }
-        options
-    }
-
     fn folder_weights(folder: &Path, config: &Self::Config) -> Result<FolderWeights> {
         hugging_face::weights(folder, config)
     }
 
-    fn export(&self, folder: &Path) -> Result<()> {
-        hugging_face::export(self, folder)
+    fn export(&self, family: Option<&str>, folder: &Path) -> Result<()> {
+        match family {
+            Some(family) => hugging_face::export_as(self, family, folder),
+            None => hugging_face::export(self, folder),
+        }
     }
 
     fn traffic(trainer: &Trainer<Gpt>, seq_length: usize) -> Option<StepTraffic> {
@@ -315,33 +274,15 @@ impl TrainedModel for Bert {
         hugging_face::bert::read_config(folder)
     }
 
-    fn folder_options(config: &Self::Config) -> Value {
-        let placement = match config.norm_placement {
-            NormPlacement::Pre => "pre",
-            NormPlacement::Post => "post",
-        };
-        json!({
-            "architecture": "bert",
-            "num-layers": config.num_layers,
-            "hidden-size": config.hidden_size,
-            "num-attention-heads": config.num_attention_heads,
-            "ffn-hidden-size": config.ffn_hidden_size,
-            "max-position-embeddings": config.max_position_embeddings,
-            "seq-length": config.max_position_embeddings,
-            "norm-epsilon": config.norm_epsilon,
-            "norm-placement": placement,
-            "bert-no-binary-head": !config.binary_head,
-            "init-method-std": config.init_method_std,
-            "activation": ActivationArg::name_of(config.activation),
-        })
-    }
-
     fn folder_weights(folder: &Path, config: &Self::Config) -> Result<FolderWeights> {
         hugging_face::bert::weights(folder, config)
     }
 
-    fn export(&self, folder: &Path) -> Result<()> {
-        hugging_face::bert::export(self, folder)
+    fn export(&self, family: Option<&str>, folder: &Path) -> Result<()> {
+        match family {
+            Some(family) => hugging_face::bert::export_as(self, family, folder),
+            None => hugging_face::bert::export(self, folder),
+        }
     }
 
     fn traffic(_: &Trainer<Bert>, _: usize) -> Option<StepTraffic> {

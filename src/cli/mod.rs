@@ -9,6 +9,7 @@ mod configuration;
 mod corpus;
 mod definition;
 mod exit_signals;
+mod folder_options;
 mod job;
 mod loaded;
 mod memory_limits;
@@ -79,7 +80,7 @@ enum Command {
     #[command(allow_negative_numbers = true)]
     Memory(Box<commands::memory::MemoryArgs>),
     /// Time training steps
-    Bench(commands::bench::BenchArgs),
+    Bench(Box<commands::bench::BenchArgs>),
     /// Draw and time the schedule of a pipeline
     #[command(allow_negative_numbers = true)]
     Schedule(commands::schedule::ScheduleArgs),

@@ -266,7 +266,17 @@ fn every_family_is_trained_on_in_layouts_and_written_again() {
         &["--pipeline-model-parallel-size", "2"],
         &["--context-parallel-size", "2", "--zero-stage", "3"],
     ];
-    let names = ["gpt2", "smollm", "mistral", "qwen2", "qwen3", "pythia", "neox-sequential"];
+    let names = [
+        "gpt2",
+        "smollm",
+        "mistral",
+        "qwen2",
+        "qwen2-windows",
+        "qwen3",
+        "gemma2",
+        "pythia",
+        "neox-sequential",
+    ];
     for (name, layout) in names.iter().zip(layouts.iter().cycle()) {
         copy(&fixture("families").join(name), &path.join(name));
         let losses = |run: &str, more: &[&str]| -> Vec<f64> {

@@ -7,6 +7,7 @@ mod blends;
 mod checkpoints;
 mod data_change;
 mod documents;
+mod exports;
 mod freezing;
 mod gpu;
 mod hugging_face;

@@ -6,8 +6,8 @@
 
 OUT_DIR/NAME/config.json, model.safetensors   from save_pretrained of the family's class, norms and biases random
 OUT_DIR/NAME/expected.json    {"tokens": (B, T), "logits": (B, T, V), "loss", "prompt", "greedy"}: logits and loss in
-                              float64, where what transformers does in float32 whatever the dtype (RMSNorm and rotary
-                              angles) is done in float64 too; loss is the mean over the B * (T - 1) next-token
+                              float64, where what transformers does in float32 whatever the dtype (RMSNorm, rotary
+                              angles, softmax) is done in float64 too; loss is the mean over the B * (T - 1) next-token
                               predictions within each row; greedy holds the 64 likeliest tokens after the prompt, one
                               after another, each at least 1e-3 likelier than the second.
 
@@ -51,9 +51,21 @@ MODELS = {
     ),
     "llama": dict(GROUPED, model_type="llama", tie_word_embeddings=False, rope_theta=100.0, rope_scaling=LLAMA3),
     "smollm": dict(GROUPED, model_type="llama", tie_word_embeddings=True),
+    "llama-biases": dict(
+        GROUPED, model_type="llama", tie_word_embeddings=False, attention_bias=True, mlp_bias=True
+    ),
     "mistral": dict(GROUPED, model_type="mistral", sliding_window=5, tie_word_embeddings=False),
     "qwen2": dict(GROUPED, model_type="qwen2", tie_word_embeddings=True, rope_theta=1000.0),
+    "qwen2-windows": dict(
+        GROUPED, model_type="qwen2", tie_word_embeddings=False, num_hidden_layers=3,
+        use_sliding_window=True, sliding_window=5, max_window_layers=1,
+    ),
     "qwen3": dict(GROUPED, model_type="qwen3", tie_word_embeddings=False, head_dim=8),
+    # The root of the width is no whole number, and heads are not hidden / heads wide.
+    "gemma2": dict(
+        GROUPED, model_type="gemma2", hidden_size=24, num_hidden_layers=3, head_dim=8, query_pre_attn_scalar=10,
+        sliding_window=5, attn_logit_softcapping=3.0, final_logit_softcapping=4.0, pad_token_id=None,
+    ),
     "pythia": dict(SIZES, model_type="gpt_neox", rotary_pct=0.5, tie_word_embeddings=False),
     "neox-sequential": dict(SIZES, model_type="gpt_neox", rotary_pct=1.0, use_parallel_residual=False),
 }  # fmt: skip
@@ -94,6 +106,14 @@ def in_float64(model):
                 return turned.cos(), turned.sin()
 
             module.forward = angles
+        elif name == "Gemma2TextScaledWordEmbedding":
+            module.embed_scale = torch.tensor(module.scalar_embed_scale, dtype=torch.float64)
+        elif name == "Gemma2RMSNorm":
+
+            def centered(x, module=module):
+                return (1 + module.weight) * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + module.eps))
+
+            module.forward = centered
         elif name.endswith("RMSNorm"):
 
             def norm(x, module=module):
@@ -101,6 +121,16 @@ def in_float64(model):
 
             module.forward = norm
     return model
+
+
+def softmax_in_float64():
+    """Lets eager attention take its softmax in the dtype of the scores, where it asks for float32."""
+    softmax = torch.nn.functional.softmax
+
+    def unrounded(x, *args, dtype=None, **kwargs):
+        return softmax(x, *args, dtype=torch.promote_types(x.dtype, dtype or x.dtype), **kwargs)
+
+    torch.nn.functional.softmax = unrounded
 
 
 def greedy(model, prompt, count):
@@ -120,8 +150,9 @@ def write(name, fields, out):
     config = AutoConfig.for_model(fields.pop("model_type"), **fields)
     for seed in range(100):
         torch.manual_seed(seed)
-        # Its attention does not go through float32.
-        model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").eval()
+        # The attention of "sdpa" does not go through float32, but has no soft cap.
+        attention = "eager" if config.model_type == "gemma2" else "sdpa"
+        model = AutoModelForCausalLM.from_config(config, attn_implementation=attention).eval()
         # The library starts biases at 0 and norms at 1: a loader that forgot them would go unnoticed.
         for p in model.parameters():
             if p.dim() == 1:
@@ -169,6 +200,7 @@ def main():
     if sys.argv[1] == "--check":
         check(Path(sys.argv[2]), Path(sys.argv[3]))
         return
+    softmax_in_float64()
     for name, fields in MODELS.items():
         write(name, fields, Path(sys.argv[1]) / name)
 

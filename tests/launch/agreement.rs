@@ -4,6 +4,7 @@ use super::{MODEL, command, finished, folder_with_text, metrics, port, succeeded
 use std::path::Path;
 use std::process::{Child, Output, Stdio};
 use std::time::{Duration, Instant};
+use tempfile::TempDir;
 
 /// Longest that ranks may take to find a difference, on a machine with other work.
 const SOON: Duration = Duration::from_secs(30);
@@ -113,10 +114,17 @@ fn ranks_with_other_data_of_equal_length_end_with_the_same_line() {
     assert!(text.contains("line 0 of"));
     std::fs::write(machine.path().join("text.txt"), text.replace("line 0 of", "line 1 of"))
         .unwrap();
-    // A rank's folder is its machine: `text.txt` is read by a name that is the same for both.
     let start = MODEL.replace("--data text.txt", "--data /proc/self/cwd/text.txt");
+    for message in refused_machines(&start, [folder.path(), machine.path()]) {
+        assert!(message.contains("the training data is "), "{message}");
+        assert!(message.contains(" tokens with checksum "), "{message}");
+    }
+}
+
+/// The lines of two ranks whose working folders are their machines: files are read by a name that is the same for both.
+fn refused_machines(start: &str, machines: [&Path; 2]) -> Vec<String> {
     let port = port();
-    let rank = |folder: &Path, rank: usize| {
+    let rank = |(rank, folder): (usize, &&Path)| {
         let words =
             format!("{start} --save /proc/self/cwd/run --train-iters 4 --rendezvous-port {port}");
         let mut command = command(folder, &words);
@@ -125,15 +133,39 @@ fn ranks_with_other_data_of_equal_length_end_with_the_same_line() {
         command.envs([("WORLD_SIZE", "2"), ("LOCAL_WORLD_SIZE", "2")]);
         command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
     };
-    let mut ranks = [rank(folder.path(), 0), rank(machine.path(), 1)];
+    let mut ranks: Vec<Child> = machines.iter().enumerate().map(rank).collect();
     ranks.iter_mut().for_each(wait);
-    for rank in ranks {
+    let line = |rank: Child| {
         let output = rank.wait_with_output().unwrap();
         let (_, message) = texts(&output);
-        assert_eq!(output.status.code(), Some(2), "{message}");
-        assert!(message.contains("the training data is "), "{message}");
+        assert_eq!((output.status.code(), message.lines().count()), (Some(2), 1), "{message}");
+        message
+    };
+    ranks.into_iter().map(line).collect()
+}
+
+/// Two copies of a Hugging Face folder of which one went on training: the same header, other numbers.
+#[test]
+fn ranks_with_other_weights_of_equal_shape_end_with_the_same_line() {
+    let machines = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/hf/families/smollm");
+    for machine in &machines {
+        std::fs::create_dir(machine.path().join("hf")).unwrap();
+        for file in ["config.json", "model.safetensors"] {
+            std::fs::copy(source.join(file), machine.path().join("hf").join(file)).unwrap();
+        }
+        let tokens: Vec<u8> = (0..400_u16).flat_map(|i| (i % 32).to_le_bytes()).collect();
+        std::fs::write(machine.path().join("text.bin"), tokens).unwrap();
+    }
+    let weights = machines[1].path().join("hf/model.safetensors");
+    let mut bytes = std::fs::read(&weights).unwrap();
+    *bytes.last_mut().unwrap() ^= 1;
+    std::fs::write(&weights, bytes).unwrap();
+    let start = "train --load /proc/self/cwd/hf --data /proc/self/cwd/text.bin --vocab-size 32 --seq-length 16";
+    for message in refused_machines(start, machines.each_ref().map(TempDir::path)) {
+        assert!(message.contains("the Hugging Face folder is config.json "), "{message}");
         assert!(
-            message.contains(" tokens with checksum ") && message.lines().count() == 1,
+            message.contains(" on rank 0 and ") && message.contains(" bytes in 1 files"),
             "{message}"
         );
     }

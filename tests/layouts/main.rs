@@ -20,7 +20,7 @@ mod tensors;
 mod train;
 
 use ferrotron::models::bert::{BertConfig, NormPlacement};
-use ferrotron::models::gpt::GptConfig;
+use ferrotron::models::gpt::{GptConfig, WindowPattern};
 use ferrotron::nn::{
     AdafactorConfig, MuonConfig, MuonScale, Nesterov, NewtonSchulz, OptimizerConfig, RopeScaling,
     Sharding, StepSize,
@@ -170,7 +170,7 @@ fn attention_with_all_its_options_trains_alike_too() {
         qk_layernorm: true,
         add_qkv_bias: true,
         window_size: Some(5),
-        window_attn_skip_freq: Some(2),
+        window_attn_skip_freq: Some(WindowPattern::SkipEvery(2)),
         attn_logit_softcapping: Some(5.0),
         rope_scaling: Some(SCALING),
         use_parallel_residual: true,
@@ -178,6 +178,35 @@ fn attention_with_all_its_options_trains_alike_too() {
     };
     let layouts = random(&all(&model), 10, 7);
     compare(&model, &Numbers::with_dtype(DType::F64), &layouts);
+}
+
+/// GeGLU, heads that are not hidden / heads wide, norms around 0 before and behind attention and MLP, scaled embeddings,
+/// soft caps of scores and logits, a scale of the scores; and biases, and windows in listed blocks.
+#[test]
+fn the_gemma_style_trains_alike_too() {
+    let plain = GptConfig {
+        hidden_dropout: 0.1,
+        attention_dropout: 0.1,
+        init_method_std: 0.3,
+        ffn_hidden_size: 21,
+        kv_channels: 6,
+        window_size: Some(5),
+        query_pre_attn_scalar: Some(10.0),
+        attn_logit_softcapping: Some(5.0),
+        final_logit_softcapping: Some(4.0),
+        ..GptConfig::gemma2(11, 7, 16, 4, 2, 16)
+    };
+    let listed = GptConfig {
+        window_attn_skip_freq: Some(WindowPattern::Blocks(vec![0, 1, 1, 0, 1, 0, 1])),
+        add_attention_bias: true,
+        add_mlp_bias: true,
+        tie_embeddings: false,
+        ..plain.clone()
+    };
+    for (model, seed) in [(plain, 31), (listed, 32)] {
+        let layouts = random(&all(&model), 8, seed);
+        compare(&model, &Numbers::with_dtype(DType::F64), &layouts);
+    }
 }
 
 /// Adafactor sees a tensor whole: its sums go over the ranks that have parts of it, and ZeRO's shards are made of

@@ -19,24 +19,30 @@ use crate::{Accum, Backward, Cotangents, InputGrads, Saved, Var, forward_span};
 /// Waits for the reduction of an input gradient and returns it.
 pub type PendingGradient = Box<dyn FnOnce() -> Result<Tensor>>;
 
-/// The parameters of a head. A weight alone converts into a head without a bias.
+/// The parameters of a head. A weight alone converts into a head without a bias and soft cap.
 #[derive(Debug, Clone, Copy)]
 pub struct HeadVars<'a> {
     /// W, (V, C).
     pub weight: &'a Var,
     /// b, (V).
     pub bias: Option<&'a Var>,
+    /// Soft cap of the logits, c tanh(logit / c).
+    pub softcap: Option<f64>,
 }
 
 impl HeadVars<'_> {
     fn values(&self) -> HeadWeights<'_> {
-        HeadWeights { weight: self.weight.value(), bias: self.bias.map(Var::value) }
+        HeadWeights {
+            weight: self.weight.value(),
+            bias: self.bias.map(Var::value),
+            softcap: self.softcap,
+        }
     }
 }
 
 impl<'a> From<&'a Var> for HeadVars<'a> {
     fn from(weight: &'a Var) -> HeadVars<'a> {
-        HeadVars { weight, bias: None }
+        HeadVars { weight, bias: None, softcap: None }
     }
 }
 
@@ -110,6 +116,7 @@ impl Var {
                 x: self.save(),
                 weight: head.weight.save(),
                 bias: head.bias.map(|bias| bias.save()),
+                softcap: head.softcap,
                 targets: targets.clone(),
                 lse: found.lse,
                 kept: found.kept,
@@ -125,6 +132,7 @@ struct LinearCrossEntropyBackward {
     x: Saved,
     weight: Saved,
     bias: Option<Saved>,
+    softcap: Option<f64>,
     targets: Tensor,
     lse: Tensor,
     kept: SavedLogits,
@@ -145,11 +153,20 @@ impl Backward for LinearCrossEntropyBackward {
     }
 
     fn backward(self: Box<Self>, dy: Cotangents, dx: &mut InputGrads) -> Result<()> {
-        let LinearCrossEntropyBackward { x, weight, bias, targets, lse, kept, config, exchange } =
-            *self;
+        let LinearCrossEntropyBackward {
+            x,
+            weight,
+            bias,
+            softcap,
+            targets,
+            lse,
+            kept,
+            config,
+            exchange,
+        } = *self;
         let (scale, mut x, weight) = (dy.single()?, x.value()?, weight.value()?);
         let bias = bias.map(|bias| bias.value()).transpose()?;
-        let head = HeadWeights { weight: &weight, bias: bias.as_ref() };
+        let head = HeadWeights { weight: &weight, bias: bias.as_ref(), softcap };
         if let Some(exchange) = &exchange {
             x = exchange.gather_input(x)?;
         }

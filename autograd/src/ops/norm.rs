@@ -7,6 +7,7 @@ use ferrotron_tensor::ops::layer_norm::{
 use ferrotron_tensor::ops::rms_norm::{rms_norm, rms_norm_backward, rms_norm_backward_input};
 use ferrotron_tensor::{Result, Tensor};
 
+use crate::engine::node::Named;
 use crate::{Backward, Cotangents, InputGrads, Saved, Var, forward_span};
 
 struct LayerNormBackward {
@@ -69,6 +70,18 @@ impl Backward for RmsNormBackward {
 }
 
 impl Var {
+    /// 1 + w of these weights w in the accumulator dtype: the gain of a norm with weights around 0, which 16 bits hold
+    /// more exactly than those around 1. The norm takes the result as its weight; nothing but w is saved.
+    pub fn centered_gain(&self) -> Result<Var> {
+        let acc = self.dtype().accumulator();
+        let gain = move |weight: &Tensor| weight.cast(acc)?.add_scalar(1.0);
+        let saved = self.save();
+        let y = Var::record(&[self], gain(self.value())?, || {
+            Named("centered_gain", |dy: Tensor, dx: &mut InputGrads| dx.accumulate(0, dy))
+        })?;
+        Ok(y.with_recompute(move || gain(&saved.value()?)))
+    }
+
     /// (x - mean) / sqrt(variance + eps) * weight + bias over the last dim: Ba et al., arXiv 1607.06450.
     pub fn layer_norm(&self, weight: &Var, bias: Option<&Var>, eps: f64) -> Result<Var> {
         let _span = forward_span("layer_norm");

@@ -179,6 +179,7 @@ fn pointwise() -> Vec<OpCase> {
             Unary::AddScalar => 0.75,
             Unary::MulScalar => -1.25,
             Unary::DivScalar => 0.7,
+            Unary::Softcap => 0.8,
             Unary::ClampMin => -0.75,
             Unary::ClampMax => 0.5,
             _ => 0.0,
@@ -221,6 +222,10 @@ fn products_and_norms() -> Vec<OpCase> {
         row("linear_gelu", "with bias", LINEAR_GELU, |x| x[0].linear_gelu(&x[1], Some(&x[2]))),
         row("layer_norm", "", PLAIN_NORM, |x| x[0].layer_norm(&x[1], None, EPS)),
         row("layer_norm", "with bias", NORM, |x| x[0].layer_norm(&x[1], Some(&x[2]), EPS)),
+        row("centered_gain", "", UNARY, |x| x[0].centered_gain()),
+        row("rms_norm", "weight around 0", PLAIN_NORM, |x| {
+            x[0].rms_norm(&x[1].centered_gain()?, EPS)
+        }),
         row("rms_norm", "", PLAIN_NORM, |x| x[0].rms_norm(&x[1], EPS)),
         row(
             "rotary",
@@ -265,10 +270,10 @@ fn losses_and_attention() -> Vec<OpCase> {
             Ok(x[0].linear_cross_entropy(&x[1], &targets, &entropy(smoothing), bytes)?.sum)
         }
     };
-    let biased_head = move |bytes: usize| {
+    let biased_head = move |bytes: usize, softcap: Option<f64>| {
         move |x: &[Var]| {
             let targets = targets(&x[0], x[1].dims()[0])?;
-            let head = HeadVars { weight: &x[1], bias: Some(&x[2]) };
+            let head = HeadVars { weight: &x[1], bias: Some(&x[2]), softcap };
             Ok(x[0].linear_cross_entropy(head, &targets, &entropy(0.0), bytes)?.sum)
         }
     };
@@ -305,9 +310,11 @@ fn losses_and_attention() -> Vec<OpCase> {
         }),
         row("linear_cross_entropy", "kept", HEAD, head(1 << 20, 0.0)),
         row("linear_cross_entropy", "recomputed", HEAD, head(0, 0.0)),
-        row("linear_cross_entropy", "bias, kept", BIASED_HEAD, biased_head(1 << 20)),
-        row("linear_cross_entropy", "bias, recomputed", BIASED_HEAD, biased_head(0)),
+        row("linear_cross_entropy", "bias, kept", BIASED_HEAD, biased_head(1 << 20, None)),
+        row("linear_cross_entropy", "bias, recomputed", BIASED_HEAD, biased_head(0, None)),
         row("linear_cross_entropy", "recomputed, label smoothing", HEAD, head(0, 0.1)),
+        row("linear_cross_entropy", "soft cap, kept", BIASED_HEAD, biased_head(1 << 20, Some(0.9))),
+        row("linear_cross_entropy", "soft cap, recomputed", BIASED_HEAD, biased_head(0, Some(0.9))),
         row("linear_cross_entropy_shard", "the only shard", HEAD, move |x| {
             let (bound, global) = (0, x[1].dims()[0]);
             let targets = targets(&x[0], global)?;

@@ -3,7 +3,7 @@
 use ferrotron_autograd::{Var, checkpoint};
 use ferrotron_nn::{
     AttentionConfig, Bias, Context, Dropout, KvCache, LayerNorm, MlpConfig, Mode, Module, Norm,
-    RmsNorm, Scope,
+    NormGain, RmsNorm, Scope,
 };
 use ferrotron_parallel::mesh::Mesh;
 use ferrotron_parallel::tensor_parallel::{ParallelAttention, ParallelMlp};
@@ -40,14 +40,17 @@ pub(crate) struct NormConfig {
     pub width: usize,
     pub bias: Bias,
     pub epsilon: f64,
+    pub gain: NormGain,
 }
 
 impl NormConfig {
     pub fn build(&self, scope: &Scope) -> Norm {
-        let NormConfig { kind, width, bias, epsilon } = *self;
+        let NormConfig { kind, width, bias, epsilon, gain } = *self;
         match kind {
-            Normalization::LayerNorm => Norm::Layer(LayerNorm::new(scope, width, bias, epsilon)),
-            Normalization::RmsNorm => Norm::Rms(RmsNorm::new(scope, width, epsilon)),
+            Normalization::LayerNorm => {
+                Norm::Layer(LayerNorm::with_gain(scope, width, bias, epsilon, gain))
+            }
+            Normalization::RmsNorm => Norm::Rms(RmsNorm::with_gain(scope, width, epsilon, gain)),
         }
     }
 }
@@ -59,6 +62,8 @@ pub(crate) struct BlockConfig {
     pub mlp: MlpConfig,
     pub norm: NormConfig,
     pub norm_placement: NormPlacement,
+    /// Whether norms of placement [`NormPlacement::Pre`] have others behind attention and MLP, before the addition.
+    pub sandwich_norm: bool,
     /// Whether attention and MLP read the same input.
     pub parallel_residual: bool,
     pub hidden_dropout: f64,
@@ -66,15 +71,19 @@ pub(crate) struct BlockConfig {
 
 /// Attention or MLP with its norm, without the residual connection.
 #[derive(Debug, Clone, Module)]
+#[expect(
+    clippy::large_enum_variant,
+    reason = "a model has few blocks, and its tensors are elsewhere"
+)]
 enum Normed<M> {
-    Pre { norm: Norm, inner: M },
+    Pre { norm: Norm, inner: M, post_norm: Option<Norm> },
     Post { inner: M, norm: Norm },
 }
 
 impl<M: Module> Normed<M> {
-    fn new(placement: NormPlacement, norm: Norm, inner: M) -> Normed<M> {
+    fn new(placement: NormPlacement, norm: Norm, inner: M, post_norm: Option<Norm>) -> Normed<M> {
         match placement {
-            NormPlacement::Pre => Normed::Pre { norm, inner },
+            NormPlacement::Pre => Normed::Pre { norm, inner, post_norm },
             NormPlacement::Post => Normed::Post { inner, norm },
         }
     }
@@ -90,6 +99,14 @@ impl<M: Module> Normed<M> {
         match self {
             Normed::Pre { norm, .. } => norm.forward(x),
             Normed::Post { .. } => Ok(x.clone()),
+        }
+    }
+
+    /// The term of the residual addition, from the output of the inner module.
+    fn branch_output(&self, y: Var) -> Result<Var> {
+        match self {
+            Normed::Pre { post_norm: Some(norm), .. } => norm.forward(&y),
+            Normed::Pre { .. } | Normed::Post { .. } => Ok(y),
         }
     }
 
@@ -124,6 +141,9 @@ pub(crate) struct Block {
 impl Block {
     pub fn new(scope: &Scope, mesh: &Mesh, config: &BlockConfig) -> Result<Block> {
         let BlockConfig { attention, mlp, norm, norm_placement, hidden_dropout, .. } = config;
+        let post_norm = |name: &str, residual: &Scope| {
+            config.sandwich_norm.then(|| norm.build(&residual.child(name)))
+        };
         let (tp, cp) = (mesh.tensor_parallel(), mesh.context_parallel());
         let residual = tp.residual_scope(scope);
         let attention = ParallelAttention::new(&scope.child("attn"), &tp, &cp, attention)?;
@@ -131,8 +151,13 @@ impl Block {
         let [norm_1, norm_2] = ["norm_1", "norm_2"].map(|name| norm.build(&residual.child(name)));
         Ok(Block {
             path: scope.path().to_string(),
-            attn: Normed::new(*norm_placement, norm_1, attention),
-            mlp: Normed::new(*norm_placement, norm_2, mlp),
+            attn: Normed::new(
+                *norm_placement,
+                norm_1,
+                attention,
+                post_norm("post_norm_1", &residual),
+            ),
+            mlp: Normed::new(*norm_placement, norm_2, mlp, post_norm("post_norm_2", &residual)),
             parallel_residual: config.parallel_residual,
             dropout_1: Dropout::new(&scope.child("dropout_1"), *hidden_dropout)?,
             dropout_2: Dropout::new(&scope.child("dropout_2"), *hidden_dropout)?,
@@ -168,12 +193,17 @@ impl Block {
     ) -> Result<Var> {
         let attn = &self.attn;
         match again {
-            RecomputedAttention::None => attn.inner().forward(ctx, &attn.input(x)?, cache),
-            RecomputedAttention::Core => attn.inner().forward_checkpointed(ctx, &attn.input(x)?),
+            RecomputedAttention::None => {
+                attn.branch_output(attn.inner().forward(ctx, &attn.input(x)?, cache)?)
+            }
+            RecomputedAttention::Core => {
+                attn.branch_output(attn.inner().forward_checkpointed(ctx, &attn.input(x)?)?)
+            }
             RecomputedAttention::Layer => {
                 let (attn, ctx) = (attn.clone(), ctx.clone());
                 let run = move |x: &[Var]| {
-                    Ok(vec![attn.inner().forward(&ctx, &attn.input(&x[0])?, None)?])
+                    let y = attn.inner().forward(&ctx, &attn.input(&x[0])?, None)?;
+                    Ok(vec![attn.branch_output(y)?])
                 };
                 Ok(checkpoint(&[x], run)?.remove(0))
             }
@@ -182,12 +212,15 @@ impl Block {
 
     /// (B, T, C) -> (B, T, C)
     fn feed_forward(&self, x: &Var, again: RecomputedMlp) -> Result<Var> {
+        let run = |mlp: &Normed<ParallelMlp>, x: &Var| {
+            mlp.branch_output(mlp.inner().forward(&mlp.input(x)?)?)
+        };
         match again {
-            RecomputedMlp::None => self.mlp.inner().forward(&self.mlp.input(x)?),
+            RecomputedMlp::None => run(&self.mlp, x),
             RecomputedMlp::Layer => {
                 let mlp = self.mlp.clone();
-                let run = move |x: &[Var]| Ok(vec![mlp.inner().forward(&mlp.input(&x[0])?)?]);
-                Ok(checkpoint(&[x], run)?.remove(0))
+                let again = move |x: &[Var]| Ok(vec![run(&mlp, &x[0])?]);
+                Ok(checkpoint(&[x], again)?.remove(0))
             }
         }
     }

@@ -1,10 +1,10 @@
 //! Configuration of a GPT: sizes, choices and derived values.
 
-use ferrotron_nn::{Activation, AttentionConfig, Bias, Init, MlpConfig, RopeScaling};
+use ferrotron_nn::{Activation, AttentionConfig, Bias, Init, MlpConfig, NormGain, RopeScaling};
 use serde::{Deserialize, Serialize};
 
 use crate::model::block::{BlockConfig, NormConfig, NormPlacement, Normalization};
-use crate::model::sizes::{product, sum};
+use crate::model::window_pattern::WindowPattern;
 
 /// The kind of position embedding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -28,6 +28,8 @@ pub enum ActivationKind {
     Relu,
     /// silu(gate) * up
     Swiglu,
+    /// gelu(gate) * up, tanh form
+    Geglu,
 }
 
 impl ActivationKind {
@@ -37,7 +39,13 @@ impl ActivationKind {
             ActivationKind::GeluErf => Activation::GeluErf,
             ActivationKind::Relu => Activation::Relu,
             ActivationKind::Swiglu => Activation::SwiGlu,
+            ActivationKind::Geglu => Activation::GeGlu,
         }
+    }
+
+    /// Whether the MLP has a gate.
+    pub(crate) fn is_gated(self) -> bool {
+        matches!(self, ActivationKind::Swiglu | ActivationKind::Geglu)
     }
 }
 
@@ -93,9 +101,9 @@ pub struct GptConfig {
     /// Keys that a query sees, its own among them, as in Mistral; all earlier ones without it.
     #[serde(default)]
     pub window_size: Option<usize>,
-    /// Every block of this number is without the window: 2 in Gemma 2, whose blocks alternate. All have it without.
+    /// The blocks that have the window; all without it. The blocks of Gemma 2 alternate.
     #[serde(default)]
-    pub window_attn_skip_freq: Option<usize>,
+    pub window_attn_skip_freq: Option<WindowPattern>,
     /// Soft cap of attention scores, as in Gemma 2.
     #[serde(default)]
     pub attn_logit_softcapping: Option<f64>,
@@ -106,6 +114,29 @@ pub struct GptConfig {
     /// GPT-NeoX and GPT-J.
     #[serde(default)]
     pub use_parallel_residual: bool,
+    /// Whether both projections of attention have a bias although linear layers have none, as Llama's `attention_bias`.
+    #[serde(default)]
+    pub add_attention_bias: bool,
+    /// Whether both layers of the MLP have a bias although linear layers have none, as Llama's `mlp_bias`.
+    #[serde(default)]
+    pub add_mlp_bias: bool,
+    /// Whether the gain of every norm is 1 + weight, as in Gemma.
+    #[serde(default)]
+    pub apply_layernorm_1p: bool,
+    /// Whether the outputs of attention and MLP are normalized too, before they are added to the residual stream, as in
+    /// Gemma 2.
+    #[serde(default)]
+    pub sandwich_norm: bool,
+    /// Whether token embeddings are multiplied by the root of the width, as in Gemma.
+    #[serde(default)]
+    pub scale_embeddings: bool,
+    /// Attention scores are divided by the root of this number, as in Gemma 2; of [`kv_channels`](GptConfig::kv_channels)
+    /// without it.
+    #[serde(default)]
+    pub query_pre_attn_scalar: Option<f64>,
+    /// Soft cap of the logits, as in Gemma 2.
+    #[serde(default)]
+    pub final_logit_softcapping: Option<f64>,
 }
 
 /// [`RopeScaling`] as an object with its fields, or null.
@@ -137,6 +168,10 @@ mod rope_scaling {
     ) -> Result<Option<RopeScaling>, D::Error> {
         Ok(Option::<Object>::deserialize(deserializer)?.map(|object| object.0))
     }
+}
+
+fn bias_if(wanted: bool) -> Bias {
+    if wanted { Bias::Yes } else { Bias::No }
 }
 
 /// A fraction that leaves nothing out.
@@ -180,6 +215,13 @@ impl GptConfig {
             attn_logit_softcapping: None,
             rope_scaling: None,
             use_parallel_residual: false,
+            add_attention_bias: false,
+            add_mlp_bias: false,
+            apply_layernorm_1p: false,
+            sandwich_norm: false,
+            scale_embeddings: false,
+            query_pre_attn_scalar: None,
+            final_logit_softcapping: None,
         }
     }
 
@@ -205,75 +247,40 @@ impl GptConfig {
         }
     }
 
+    /// Gemma 2 style: as [`GptConfig::llama`] with GeGLU of width 4 C, tied and scaled embeddings, norms with weights
+    /// around 0 before and behind attention and MLP, soft caps of scores and logits, and a window in every other block
+    /// (arXiv 2408.00118).
+    pub fn gemma2(
+        vocab_size: usize,
+        num_layers: usize,
+        hidden_size: usize,
+        heads: usize,
+        groups: usize,
+        positions: usize,
+    ) -> GptConfig {
+        GptConfig {
+            ffn_hidden_size: hidden_size.saturating_mul(4),
+            norm_epsilon: 1e-6,
+            activation: ActivationKind::Geglu,
+            tie_embeddings: true,
+            window_size: Some(4096),
+            window_attn_skip_freq: Some(WindowPattern::SkipEvery(2)),
+            attn_logit_softcapping: Some(50.0),
+            apply_layernorm_1p: true,
+            sandwich_norm: true,
+            scale_embeddings: true,
+            final_logit_softcapping: Some(30.0),
+            ..Self::llama(vocab_size, num_layers, hidden_size, heads, groups, positions)
+        }
+    }
+
     /// Elements of a head that are rotated.
     pub(crate) fn rotary_dim(&self) -> usize {
         (self.rotary_percent * self.kv_channels as f64) as usize
     }
 
-    /// Number of parameters, computed without allocating them; 2^64 - 1 if it is not below that, which
-    /// [`GptConfig::validate`] refuses.
-    pub fn num_parameters(&self) -> u64 {
-        self.checked_num_parameters().unwrap_or(u64::MAX)
-    }
-
-    /// Number of parameters, unless it is beyond a `u64`.
-    pub(super) fn checked_num_parameters(&self) -> Option<u64> {
-        let (v, l, c, f) =
-            (self.vocab_size, self.num_layers, self.hidden_size, self.ffn_hidden_size);
-        let (h, g, d) = (self.num_attention_heads, self.num_query_groups, self.kv_channels);
-        let bias = usize::from(self.add_bias);
-        let qkv_bias = usize::from(self.add_bias || self.add_qkv_bias);
-        let norm_bias = bias * usize::from(self.normalization == Normalization::LayerNorm);
-        let gated = 1 + usize::from(self.activation == ActivationKind::Swiglu);
-        let learned = self.position_embedding_type == PositionEmbedding::LearnedAbsolute;
-        let positions = self.max_position_embeddings;
-        let block = [
-            product(&[h, d, c]), // queries
-            product(&[h, d, qkv_bias]),
-            product(&[2, g, d, c]), // keys and values
-            product(&[2, g, d, qkv_bias]),
-            product(&[2, d, usize::from(self.qk_layernorm)]),
-            product(&[h, d, c]), // projection
-            product(&[bias, c]),
-            product(&[gated, f, c]), // MLP
-            product(&[gated, f, bias]),
-            product(&[f, c]),
-            product(&[bias, c]),
-            product(&[2, 1 + norm_bias, c]),
-        ];
-        let embeddings = [
-            product(&[v, c]),
-            product(&[usize::from(learned), positions, c]),
-            product(&[1 + norm_bias, c]),
-            product(&[usize::from(!self.tie_embeddings), v, c]),
-        ];
-        let blocks = sum(&block)?.checked_mul(l as u128);
-        u64::try_from(sum(&[blocks, sum(&embeddings)])?).ok()
-    }
-
-    /// Floating-point operations of one training step over `tokens` tokens in sequences of `seq_length`. Per token, 6
-    /// N for the matrices plus 12 L (H D) T for attention, not halved (PaLM, arXiv 2204.02311, appendix B).
-    pub fn flops(&self, tokens: u64, seq_length: usize) -> f64 {
-        let [v, l, c, h, d, positions] = [
-            self.vocab_size,
-            self.num_layers,
-            self.hidden_size,
-            self.num_attention_heads,
-            self.kv_channels,
-            self.max_position_embeddings,
-        ]
-        .map(|size| size as f64);
-        let positions = match self.position_embedding_type {
-            PositionEmbedding::LearnedAbsolute => positions * c,
-            PositionEmbedding::Rope => 0.0,
-        };
-        let untied = if self.tie_embeddings { 0.0 } else { v * c };
-        let matrices = self.num_parameters() as f64 - positions - untied;
-        (6.0 * matrices + 12.0 * l * h * d * seq_length as f64) * tokens as f64
-    }
-
     pub(crate) fn bias(&self) -> Bias {
-        if self.add_bias { Bias::Yes } else { Bias::No }
+        bias_if(self.add_bias)
     }
 
     pub(crate) fn norm(&self) -> NormConfig {
@@ -282,6 +289,10 @@ impl GptConfig {
             width: self.hidden_size,
             bias: self.bias(),
             epsilon: self.norm_epsilon,
+            gain: match self.apply_layernorm_1p {
+                true => NormGain::OnePlusWeight,
+                false => NormGain::Weight,
+            },
         }
     }
 
@@ -292,16 +303,18 @@ impl GptConfig {
             mlp: self.mlp(),
             norm: self.norm(),
             norm_placement: NormPlacement::Pre,
+            sandwich_norm: self.sandwich_norm,
             parallel_residual: self.use_parallel_residual,
             hidden_dropout: self.hidden_dropout,
         }
     }
 
     /// The configuration of attention in block `layer`: [`GptConfig::attention`], without its window in some blocks.
-    fn block_attention(&self, layer: usize) -> AttentionConfig {
-        let skips = self.window_attn_skip_freq.is_some_and(|n| (layer + 1).is_multiple_of(n));
+    pub(crate) fn block_attention(&self, layer: usize) -> AttentionConfig {
+        let pattern = self.window_attn_skip_freq.as_ref();
+        let has_window = pattern.is_none_or(|pattern| pattern.has_window(layer));
         let attention = self.attention();
-        AttentionConfig { window: attention.window.filter(|_| !skips), ..attention }
+        AttentionConfig { window: attention.window.filter(|_| has_window), ..attention }
     }
 
     /// The configuration of every block's attention; some blocks leave the window out.
@@ -310,8 +323,9 @@ impl GptConfig {
             groups: self.num_query_groups,
             head_dim: self.kv_channels,
             window: self.window_size,
+            softmax_scale: self.query_pre_attn_scalar.map(|scalar| 1.0 / scalar.sqrt()),
             softcap: self.attn_logit_softcapping,
-            bias: self.bias(),
+            bias: bias_if(self.add_bias || self.add_attention_bias),
             qkv_bias: self.add_qkv_bias.then_some(Bias::Yes),
             rotary_base: (self.position_embedding_type == PositionEmbedding::Rope)
                 .then_some(self.rotary_base),
@@ -330,7 +344,7 @@ impl GptConfig {
             hidden: self.hidden_size,
             ffn_hidden: self.ffn_hidden_size,
             activation: self.activation.function(),
-            bias: self.bias(),
+            bias: bias_if(self.add_bias || self.add_mlp_bias),
             init: self.init(),
             residual_init: self.residual_init(),
         }

@@ -61,25 +61,32 @@ impl GptConfig {
         if let Some(scaling) = &self.rope_scaling {
             scaling.check(self.position_embedding_type == PositionEmbedding::Rope)?;
         }
-        for (name, number) in [
-            ("window-size", self.window_size),
-            ("window-attn-skip-freq", self.window_attn_skip_freq),
-        ] {
-            if number == Some(0) {
-                return refuse(format!("{name} must be positive, got 0; omit it instead"));
+        if self.window_size == Some(0) {
+            return refuse("window-size must be positive, got 0; omit it instead".into());
+        }
+        if let Some(pattern) = &self.window_attn_skip_freq {
+            if let Some(reason) = pattern.unsupported_reason(self.num_layers) {
+                return refuse(reason);
+            }
+            if self.window_size.is_none() {
+                return refuse(format!(
+                    "window-attn-skip-freq {pattern} means nothing without window-size"
+                ));
             }
         }
-        if let (None, Some(skip)) = (self.window_size, self.window_attn_skip_freq) {
-            return refuse(format!(
-                "window-attn-skip-freq {skip} means nothing without window-size"
-            ));
+        for (name, number) in [
+            ("attn-logit-softcapping", self.attn_logit_softcapping),
+            ("final-logit-softcapping", self.final_logit_softcapping),
+            ("query-pre-attn-scalar", self.query_pre_attn_scalar),
+        ] {
+            if let Some(number) = number.filter(|&number| !(number > 0.0 && number.is_finite())) {
+                return refuse(format!("{name} must be positive, got {number}; omit it instead"));
+            }
         }
-        if let Some(cap) =
-            self.attn_logit_softcapping.filter(|&cap| !(cap > 0.0 && cap.is_finite()))
-        {
-            return refuse(format!(
-                "attn-logit-softcapping must be positive, got {cap}; omit it instead"
-            ));
+        if self.apply_layernorm_1p && self.qk_layernorm {
+            return refuse(
+                "apply-layernorm-1p and qk-layernorm do not go together: leave one out".into(),
+            );
         }
         Ok(())
     }

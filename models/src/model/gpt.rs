@@ -9,10 +9,10 @@ use ferrotron_nn::{
 };
 use ferrotron_parallel::mesh::Mesh;
 use ferrotron_parallel::tensor_parallel::{
-    SequenceParallel, TensorParallel, VocabParallelEmbedding,
+    HeadParams, SequenceParallel, TensorParallel, VocabParallelEmbedding,
 };
 use ferrotron_tensor::ops::cross_entropy::CrossEntropyConfig;
-use ferrotron_tensor::{At, Error, Result, Tensor};
+use ferrotron_tensor::{At, DType, Device, Error, Result, Tensor};
 use std::sync::Arc;
 
 use crate::model::transformer::Transformer;
@@ -23,6 +23,7 @@ pub use crate::model::recompute::{
     Recompute, RecomputeMethod, RecomputeModules, RecomputedAttention, RecomputedMlp, RegionInputs,
 };
 pub use crate::model::saved_activations::SavedActivations;
+pub use crate::model::window_pattern::WindowPattern;
 pub use crate::training::model::ModelChunk;
 
 /// Token and position embeddings.
@@ -30,6 +31,9 @@ pub use crate::training::model::ModelChunk;
 struct Embeddings {
     wte: VocabParallelEmbedding,
     wpe: Option<Embedding>,
+    /// Factor of the token embeddings.
+    #[module(skip)]
+    scale: Option<f64>,
     dropout: Dropout,
 }
 
@@ -47,6 +51,10 @@ impl Embeddings {
         Ok(Embeddings {
             wte,
             wpe: wpe.transpose()?,
+            scale: config
+                .scale_embeddings
+                .then(|| embedding_scale(c, scope.dtype()))
+                .transpose()?,
             dropout: Dropout::new(&scope.child("dropout"), config.hidden_dropout)?,
         })
     }
@@ -64,10 +72,22 @@ impl Embeddings {
             let message = format!("{:?} tokens for {count} positions", tokens.dims());
             return Err(Error::shape("gpt", message));
         }
+        if let Some(scale) = self.scale {
+            x = x.mul_scalar(scale)?;
+        }
         if let Some(wpe) = &self.wpe {
             x = x.add(&wpe.forward(&positions()?)?)?; // (B, T, C) + (T, C) or (B, T, C)
         }
         self.dropout.forward(ctx, &x)
+    }
+}
+
+/// The root of the width, rounded to `dtype`, as `transformers` multiplies embeddings.
+fn embedding_scale(width: usize, dtype: DType) -> Result<f64> {
+    let root = (width as f64).sqrt();
+    match dtype {
+        DType::F64 => Ok(root),
+        dtype => Tensor::full(&Device::cpu(1)?, DType::F32, &[], root)?.cast(dtype)?.item(),
     }
 }
 
@@ -265,8 +285,9 @@ impl Gpt {
     /// are ignored. Only for chunks with the head.
     pub fn head_loss(&self, x: &Var, targets: &Tensor) -> Result<Loss> {
         let (head, config) = (self.head()?, CrossEntropyConfig::default());
-        let (x, weight) = (head.norm_f.forward(x)?, &head.weight);
-        let loss = self.tp.linear_cross_entropy(&x, weight, targets, &config, MAX_LOGITS_BYTES);
+        let x = head.norm_f.forward(x)?;
+        let params = self.head_params(head);
+        let loss = self.tp.linear_cross_entropy(&x, params, targets, &config, MAX_LOGITS_BYTES);
         loss.at("lm_head")
     }
 
@@ -274,7 +295,12 @@ impl Gpt {
     /// with the head.
     pub fn logits(&self, x: &Var) -> Result<Var> {
         let head = self.head()?;
-        self.tp.logits(&head.norm_f.forward(x)?, &head.weight).at("lm_head")
+        self.tp.logits(&head.norm_f.forward(x)?, self.head_params(head)).at("lm_head")
+    }
+
+    fn head_params<'a>(&self, head: &'a Head) -> HeadParams<'a> {
+        let softcap = self.config.final_logit_softcapping;
+        HeadParams { softcap, ..HeadParams::from(&head.weight) }
     }
 
     fn head(&self) -> Result<&Head> {

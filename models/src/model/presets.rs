@@ -1,14 +1,26 @@
 //! Published model sizes by name.
 //!
-//! GPT-2: Radford et al. (2019). Megatron 2019: arXiv 1909.08053, table 1. PTD-P: arXiv 2104.04473, table 1. The
-//! vocabulary is the tokenizer's 50257; padding depends on the layout, not on the model.
+//! GPT-2: Radford et al. (2019). Megatron 2019: arXiv 1909.08053, table 1. PTD-P: arXiv 2104.04473, table 1. Their
+//! vocabulary is the tokenizer's 50257; padding depends on the layout, not on the model. Gemma 2: arXiv 2408.00118,
+//! tables 1 and 2, whose feed-forward width counts gate and up.
 
 use crate::model::config::GptConfig;
 use ferrotron_tensor::{Error, Result};
 
+/// The family of a preset.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PresetFamily {
+    /// [`GptConfig::gpt2`].
+    Gpt2,
+    /// [`GptConfig::gemma2`].
+    Gemma2,
+}
+
 /// A named model size.
 #[derive(Debug, Clone, Copy)]
 pub struct Preset {
+    /// Its family.
+    pub family: PresetFamily,
     /// Name on the command line.
     pub name: &'static str,
     /// Number of blocks.
@@ -19,6 +31,16 @@ pub struct Preset {
     pub num_attention_heads: usize,
     /// Length of the training sequences.
     pub seq_length: usize,
+    /// Number of token ids.
+    pub vocab_size: usize,
+    /// Number of key and value heads, if it is not that of heads.
+    pub num_query_groups: Option<usize>,
+    /// Width of a head, if it is not hidden / heads.
+    pub kv_channels: Option<usize>,
+    /// Width inside the MLP, if it is not 4 hidden.
+    pub ffn_hidden_size: Option<usize>,
+    /// Attention scores are divided by the root of this number, if it is not the width of a head.
+    pub query_pre_attn_scalar: Option<f64>,
 }
 
 /// Size of the GPT-2 vocabulary.
@@ -44,7 +66,27 @@ pub const PRESETS: &[Preset] = &[
     preset("ptd-310.1b", 96, 16_384, 128, 2048),
     preset("ptd-529.6b", 105, 20_480, 128, 2048),
     preset("ptd-1t", 128, 25_600, 160, 2048),
+    gemma2(preset("gemma2-2b", 26, 2304, 8, 8192), 4, 256, 256.0),
+    gemma2(preset("gemma2-9b", 42, 3584, 16, 8192), 8, 256, 256.0),
+    Preset {
+        ffn_hidden_size: Some(36_864),
+        ..gemma2(preset("gemma2-27b", 46, 4608, 32, 8192), 16, 128, 144.0)
+    },
 ];
+
+/// Size of the vocabulary of Gemma 2.
+const GEMMA2_VOCAB: usize = 256_000;
+
+const fn gemma2(preset: Preset, groups: usize, head_dim: usize, scalar: f64) -> Preset {
+    Preset {
+        family: PresetFamily::Gemma2,
+        vocab_size: GEMMA2_VOCAB,
+        num_query_groups: Some(groups),
+        kv_channels: Some(head_dim),
+        query_pre_attn_scalar: if scalar == head_dim as f64 { None } else { Some(scalar) },
+        ..preset
+    }
+}
 
 const fn preset(
     name: &'static str,
@@ -53,7 +95,19 @@ const fn preset(
     heads: usize,
     seq_length: usize,
 ) -> Preset {
-    Preset { name, num_layers: layers, hidden_size: hidden, num_attention_heads: heads, seq_length }
+    Preset {
+        family: PresetFamily::Gpt2,
+        name,
+        num_layers: layers,
+        hidden_size: hidden,
+        num_attention_heads: heads,
+        seq_length,
+        vocab_size: GPT2_VOCAB,
+        num_query_groups: None,
+        kv_channels: None,
+        ffn_hidden_size: None,
+        query_pre_attn_scalar: None,
+    }
 }
 
 impl Preset {
@@ -68,23 +122,32 @@ impl Preset {
         })
     }
 
-    /// The model configuration, GPT-2 style.
+    /// The model configuration, in the style of its family.
     ///
     /// ```
     /// use ferrotron_models::presets::Preset;
     /// let config = Preset::find("gpt2-124m")?.config();
     /// assert_eq!((config.num_layers, config.hidden_size), (12, 768));
     /// assert_eq!(config.num_parameters(), 124_439_808);
+    /// assert_eq!(Preset::find("gemma2-2b")?.config().num_parameters(), 2_614_341_888);
     /// # Ok::<(), ferrotron_tensor::Error>(())
     /// ```
     pub fn config(&self) -> GptConfig {
-        GptConfig::gpt2(
-            GPT2_VOCAB,
-            self.num_layers,
-            self.hidden_size,
-            self.num_attention_heads,
-            self.seq_length,
-        )
+        let (vocab, positions) = (self.vocab_size, self.seq_length);
+        let (layers, hidden, heads) = (self.num_layers, self.hidden_size, self.num_attention_heads);
+        let groups = self.num_query_groups.unwrap_or(heads);
+        let family = match self.family {
+            PresetFamily::Gpt2 => GptConfig::gpt2(vocab, layers, hidden, heads, positions),
+            PresetFamily::Gemma2 => {
+                GptConfig::gemma2(vocab, layers, hidden, heads, groups, positions)
+            }
+        };
+        GptConfig {
+            kv_channels: self.kv_channels.unwrap_or(family.kv_channels),
+            ffn_hidden_size: self.ffn_hidden_size.unwrap_or(family.ffn_hidden_size),
+            query_pre_attn_scalar: self.query_pre_attn_scalar,
+            ..family
+        }
     }
 }
 
@@ -115,6 +178,9 @@ mod tests {
             ("ptd-310.1b", 310.1),
             ("ptd-529.6b", 529.6),
             ("ptd-1t", 1008.0),
+            ("gemma2-2b", 2.614),
+            ("gemma2-9b", 9.242),
+            ("gemma2-27b", 27.227),
         ];
         assert_eq!(published.len(), PRESETS.len());
         for (preset, (name, billions)) in PRESETS.iter().zip(published) {

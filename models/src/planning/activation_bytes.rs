@@ -4,7 +4,7 @@
 use ferrotron_tensor::DType;
 
 use crate::model::block::Normalization;
-use crate::model::config::{ActivationKind, GptConfig, PositionEmbedding};
+use crate::model::config::{GptConfig, PositionEmbedding};
 use crate::model::gpt::{RecomputeModules, RecomputedAttention, RecomputedMlp};
 
 /// The activations of one micro-batch on one rank.
@@ -46,12 +46,14 @@ impl Activations<'_> {
     /// Bytes that a block saves, including its input, if the modules `again` are recomputed.
     pub fn block(&self, again: RecomputeModules) -> usize {
         let attention = match again.attention {
-            RecomputedAttention::None => self.norm() + self.projected() + self.attended(),
-            RecomputedAttention::Core => self.norm() + self.projected(),
+            RecomputedAttention::None => {
+                self.norm() + self.projected() + self.attended() + self.post_norm()
+            }
+            RecomputedAttention::Core => self.norm() + self.projected() + self.post_norm(),
             RecomputedAttention::Layer => 0,
         };
         let mlp = match again.mlp {
-            RecomputedMlp::None => self.norm() + self.mlp(),
+            RecomputedMlp::None => self.norm() + self.mlp() + self.post_norm(),
             RecomputedMlp::Layer => 0,
         };
         // With a parallel residual, attention and MLP read the same tensor.
@@ -89,6 +91,11 @@ impl Activations<'_> {
         numbers * self.residual_tokens() * self.statistic()
     }
 
+    /// The norm behind attention or MLP: its input and its statistics.
+    fn post_norm(&self) -> usize {
+        if self.model.sandwich_norm { self.input() + self.norm() } else { 0 }
+    }
+
     /// Queries, keys and values.
     fn projected(&self) -> usize {
         let width: usize = self.model.attention().packed_widths().iter().sum();
@@ -109,12 +116,9 @@ impl Activations<'_> {
         self.tokens() * (result + heads * self.statistic()) / self.tensor + normed
     }
 
-    /// The input of the activation function; for SwiGLU also its result.
+    /// The input of the activation function; for SwiGLU and GeGLU also its result.
     fn mlp(&self) -> usize {
-        let widths = match self.model.activation {
-            ActivationKind::Swiglu => 3,
-            _ => 1,
-        };
+        let widths = if self.model.activation.is_gated() { 3 } else { 1 };
         self.tokens() * widths * self.model.ffn_hidden_size / self.tensor * self.dtype.size()
     }
 }

@@ -171,8 +171,7 @@ fn gemm_floor(config: &BenchConfig, device: &Device) -> Result<f64> {
     use ferrotron_tensor::ops::random::uniform;
     let model = &config.model;
     let heads = (model.num_attention_heads + 2 * model.num_query_groups) * model.kv_channels;
-    let fc = if model.activation == crate::model::gpt::ActivationKind::Swiglu { 2 } else { 1 }
-        * model.ffn_hidden_size;
+    let fc = if model.activation.is_gated() { 2 } else { 1 } * model.ffn_hidden_size;
     let shapes = [
         (model.hidden_size, heads, model.num_layers),
         (model.num_attention_heads * model.kv_channels, model.hidden_size, model.num_layers),

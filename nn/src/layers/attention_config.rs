@@ -28,6 +28,8 @@ pub struct AttentionConfig {
     /// Sliding window: a query sees keys at a distance below this. With a causal mask these are its own position and
     /// the window - 1 before it (Mistral).
     pub window: Option<usize>,
+    /// Factor of the scores: 1 / sqrt(D) without it.
+    pub softmax_scale: Option<f64>,
     /// Soft cap of the scores, c tanh(s / c) (Gemma 2).
     pub softcap: Option<f64>,
     /// Whether the layers have a bias.
@@ -68,6 +70,7 @@ impl AttentionConfig {
             },
             mask: AttentionMask::Causal,
             window: None,
+            softmax_scale: None,
             softcap: None,
             bias: Bias::Yes,
             qkv_bias: None,

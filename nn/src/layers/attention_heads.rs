@@ -71,6 +71,11 @@ impl AttentionHeads {
         if config.window == Some(0) {
             return refuse("a window must be at least 1, got 0: a query sees itself".to_string());
         }
+        if let Some(scale) =
+            config.softmax_scale.filter(|&scale| !(scale > 0.0 && scale.is_finite()))
+        {
+            return refuse(format!("softmax_scale must be positive, got {scale}; omit it instead"));
+        }
         if let Some(cap) = config.softcap.filter(|&cap| !(cap > 0.0 && cap.is_finite())) {
             return refuse(format!("softcap must be positive, got {cap}; omit it instead"));
         }
@@ -320,6 +325,7 @@ impl AttentionHeads {
         let AttentionConfig { heads, head_dim, dropout, .. } = self.config;
         let AttentionConfig { mask, window, softcap, .. } = self.config;
         let plain = Scores { mask, window, softcap, ..Scores::causal(head_dim) };
+        let plain = Scores { scale: self.config.softmax_scale.unwrap_or(plain.scale), ..plain };
         let whole = queries.len() == queries.global || ctx.key_ranges.is_none();
         let sees_all = mask == AttentionMask::None && window.is_none() && ctx.key_ranges.is_none();
         let mut scores = if sees_all || self.is_plainly_causal(ctx) {

@@ -16,27 +16,33 @@ pub enum Activation {
     Relu,
     /// silu(gate) * up: Shazeer, arXiv 2002.05202; Llama.
     SwiGlu,
+    /// gelu(gate) * up, with GELU in its tanh form: Shazeer, arXiv 2002.05202; Gemma.
+    GeGlu,
 }
 
 impl Activation {
     /// The name of the first layer, and its number of outputs per hidden feature.
     pub fn first_layer(self) -> (&'static str, usize) {
         match self {
-            Activation::SwiGlu => ("gate_up", 2),
+            Activation::SwiGlu | Activation::GeGlu => ("gate_up", 2),
             _ => ("fc", 1),
         }
     }
 
-    /// (.., F) -> (.., F). SwiGLU takes gate and up, (.., 2F).
+    /// (.., F) -> (.., F). SwiGLU and GeGLU take gate and up, (.., 2F).
     pub fn apply(self, x: &Var) -> Result<Var> {
         match self {
             Activation::GeluTanh => x.gelu_tanh(),
             Activation::GeluErf => x.gelu_erf(),
             Activation::Relu => x.relu(),
-            Activation::SwiGlu => {
+            Activation::SwiGlu | Activation::GeGlu => {
                 let half = x.value().dim(-1)? / 2;
                 let parts = x.split(&[half, half], -1)?;
-                parts[0].silu()?.mul(&parts[1])
+                let gate = match self {
+                    Activation::GeGlu => parts[0].gelu_tanh()?,
+                    _ => parts[0].silu()?,
+                };
+                gate.mul(&parts[1])
             }
         }
     }
@@ -74,7 +80,7 @@ impl MlpConfig {
     }
 }
 
-/// proj(activation(fc(x))). With SwiGLU the first layer computes gate and up together: the first half of its outputs
+/// proj(activation(fc(x))). With SwiGLU and GeGLU the first layer computes gate and up together: the first half of its outputs
 /// is the gate.
 ///
 /// ```
@@ -123,7 +129,7 @@ impl Mlp {
         let x = match self.activation {
             Activation::GeluTanh => self.fc.forward_gelu(x)?, // (B, T, F)
             activation => {
-                let x = self.fc.forward(x)?; // (B, T, F), or (B, T, 2F) for SwiGLU
+                let x = self.fc.forward(x)?; // (B, T, F), or (B, T, 2F) if gated
                 activation.apply(&x).at(&self.path)? // (B, T, F)
             }
         };

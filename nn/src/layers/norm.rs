@@ -5,10 +5,39 @@ use ferrotron_tensor::{At, Result};
 
 use crate::{Bias, Init, Module, Param, Scope, WeightDecay};
 
+/// The gain of a norm.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum NormGain {
+    /// w, which starts at 1.
+    #[default]
+    Weight,
+    /// 1 + w, where w starts at 0: Megatron-LM's layernorm-1p, and Gemma. 16 bits hold numbers around 0 more exactly.
+    OnePlusWeight,
+}
+
+impl NormGain {
+    fn weight(self, scope: &Scope, width: usize) -> Param {
+        let init = match self {
+            NormGain::Weight => Init::Ones,
+            NormGain::OnePlusWeight => Init::Zeros,
+        };
+        scope.param("weight", &[width], init, WeightDecay::Off)
+    }
+
+    fn value(self, weight: &Param) -> Result<Var> {
+        match self {
+            NormGain::Weight => weight.var(),
+            NormGain::OnePlusWeight => weight.var()?.centered_gain(),
+        }
+    }
+}
+
 /// LayerNorm over the last dim: Ba et al., arXiv 1607.06450.
 #[derive(Debug, Clone, Module)]
 pub struct LayerNorm {
     path: String,
+    #[module(skip)]
+    gain: NormGain,
     weight: Param,
     bias: Option<Param>,
     eps: f64,
@@ -17,9 +46,21 @@ pub struct LayerNorm {
 impl LayerNorm {
     /// A norm of `width` features; `eps` is added to the variance.
     pub fn new(scope: &Scope, width: usize, bias: Bias, eps: f64) -> LayerNorm {
+        Self::with_gain(scope, width, bias, eps, NormGain::Weight)
+    }
+
+    /// A norm of `width` features with the given gain; `eps` is added to the variance.
+    pub fn with_gain(
+        scope: &Scope,
+        width: usize,
+        bias: Bias,
+        eps: f64,
+        gain: NormGain,
+    ) -> LayerNorm {
         LayerNorm {
             path: scope.path().to_string(),
-            weight: scope.param("weight", &[width], Init::Ones, WeightDecay::Off),
+            gain,
+            weight: gain.weight(scope, width),
             bias: (bias == Bias::Yes)
                 .then(|| scope.param("bias", &[width], Init::Zeros, WeightDecay::Off)),
             eps,
@@ -29,7 +70,7 @@ impl LayerNorm {
     /// (.., width) -> (.., width)
     pub fn forward(&self, x: &Var) -> Result<Var> {
         // In the order of `visit`, in which sharded parameters are gathered.
-        let weight = self.weight.var()?;
+        let weight = self.gain.value(&self.weight)?;
         let bias = self.bias.as_ref().map(Param::var).transpose()?;
         x.layer_norm(&weight, bias.as_ref(), self.eps).at(&self.path)
     }
@@ -39,6 +80,8 @@ impl LayerNorm {
 #[derive(Debug, Clone, Module)]
 pub struct RmsNorm {
     path: String,
+    #[module(skip)]
+    gain: NormGain,
     weight: Param,
     eps: f64,
 }
@@ -46,16 +89,18 @@ pub struct RmsNorm {
 impl RmsNorm {
     /// A norm of `width` features; `eps` is added to the mean of the squares.
     pub fn new(scope: &Scope, width: usize, eps: f64) -> RmsNorm {
-        RmsNorm {
-            path: scope.path().to_string(),
-            weight: scope.param("weight", &[width], Init::Ones, WeightDecay::Off),
-            eps,
-        }
+        Self::with_gain(scope, width, eps, NormGain::Weight)
+    }
+
+    /// A norm of `width` features with the given gain; `eps` is added to the mean of the squares.
+    pub fn with_gain(scope: &Scope, width: usize, eps: f64, gain: NormGain) -> RmsNorm {
+        let weight = gain.weight(scope, width);
+        RmsNorm { path: scope.path().to_string(), gain, weight, eps }
     }
 
     /// (.., width) -> (.., width)
     pub fn forward(&self, x: &Var) -> Result<Var> {
-        x.rms_norm(&self.weight.var()?, self.eps).at(&self.path)
+        x.rms_norm(&self.gain.value(&self.weight)?, self.eps).at(&self.path)
     }
 }
 

@@ -4,7 +4,7 @@
 use ferrotron_autograd::{GradcheckOptions, Leaf, Var, gradcheck_leaves};
 use ferrotron_nn::{
     Activation, Attention, AttentionConfig, AttentionMask, Bias, Context, Dropout, Embedding, Init,
-    KvCache, LayerNorm, Linear, Mlp, MlpConfig, Mode, Module, Norm, RmsNorm, Scope,
+    KvCache, LayerNorm, Linear, Mlp, MlpConfig, Mode, Module, Norm, NormGain, RmsNorm, Scope,
 };
 use ferrotron_tensor::ops::random;
 use ferrotron_tensor::{DType, Device, RandomKey, Result, ShardSpec, Tensor};
@@ -49,8 +49,30 @@ fn linear_layers_and_norms() -> Result<()> {
         let norm = Norm::Layer(LayerNorm::new(&scope.child("norm"), 4, bias, 1e-5));
         check(&device, &norm, |x| norm.forward(x))?;
     }
-    let norm = Norm::Rms(RmsNorm::new(&scope.child("norm"), 4, 1e-5));
-    check(&device, &norm, |x| norm.forward(x))
+    for gain in [NormGain::Weight, NormGain::OnePlusWeight] {
+        let norm = Norm::Rms(RmsNorm::with_gain(&scope.child("norm"), 4, 1e-5, gain));
+        check(&device, &norm, |x| norm.forward(x))?;
+        let norm = LayerNorm::with_gain(&scope.child("norm"), 4, Bias::Yes, 1e-5, gain);
+        check(&device, &norm, |x| norm.forward(x))?;
+    }
+    Ok(())
+}
+
+/// In 16 bits 1 + w is computed in f32, and both norms begin as the same function.
+#[test]
+fn a_gain_around_one_keeps_small_weights() -> Result<()> {
+    let device = Device::cpu(1)?;
+    let scope = Scope::new(&device, DType::BF16, 7);
+    let x = Var::constant(normal(&device, &[3, 8], "x")?.cast(DType::BF16)?);
+    let [plain, centered] = [NormGain::Weight, NormGain::OnePlusWeight]
+        .map(|gain| RmsNorm::with_gain(&scope.child("norm"), 8, 1e-5, gain));
+    let values = |norm: &RmsNorm| norm.forward(&x)?.value().to_f64();
+    assert_eq!(values(&plain)?, values(&centered)?);
+    // Rounded to bf16, 1 + w would be 1.
+    let small = Tensor::full(&device, DType::BF16, &[8], 2.0_f64.powi(-9))?;
+    centered.params()[0].leaf().set_value(&small)?;
+    assert_ne!(values(&plain)?, values(&centered)?);
+    Ok(())
 }
 
 #[test]
@@ -64,9 +86,13 @@ fn embeddings() -> Result<()> {
 #[test]
 fn every_mlp() -> Result<()> {
     let device = Device::cpu(1)?;
-    for activation in
-        [Activation::GeluTanh, Activation::GeluErf, Activation::Relu, Activation::SwiGlu]
-    {
+    for activation in [
+        Activation::GeluTanh,
+        Activation::GeluErf,
+        Activation::Relu,
+        Activation::SwiGlu,
+        Activation::GeGlu,
+    ] {
         for bias in [Bias::Yes, Bias::No] {
             let (init, residual_init) = (NORMAL, NORMAL);
             let config =
@@ -101,6 +127,7 @@ fn attention_configs() -> Vec<AttentionConfig> {
                 all.push(config);
                 all.push(AttentionConfig {
                     window: Some(2),
+                    softmax_scale: Some(0.7),
                     softcap: Some(0.5),
                     qkv_bias: Some(Bias::Yes),
                     bias: Bias::No,

@@ -16,13 +16,15 @@ use super::linear::TpStyle;
 use super::mappings::gather_from_tp;
 use crate::collective::Reduction;
 
-/// The parameters of a head with sharded rows. A weight alone converts into a head without a bias.
+/// The parameters of a head with sharded rows. A weight alone converts into a head without a bias and soft cap.
 #[derive(Debug, Clone, Copy)]
 pub struct HeadParams<'a> {
     /// W, (V/tp, C).
     pub weight: &'a Param,
     /// b, (V/tp).
     pub bias: Option<&'a Param>,
+    /// Soft cap of the logits, c tanh(logit / c).
+    pub softcap: Option<f64>,
 }
 
 impl HeadParams<'_> {
@@ -35,7 +37,7 @@ impl HeadParams<'_> {
 
 impl<'a> From<&'a Param> for HeadParams<'a> {
     fn from(weight: &'a Param) -> HeadParams<'a> {
-        HeadParams { weight, bias: None }
+        HeadParams { weight, bias: None, softcap: None }
     }
 }
 
@@ -81,7 +83,7 @@ impl TensorParallel {
         let head = head.into();
         let shard = self.vocab_shard(head.weight);
         let (weight, bias) = head.vars(x)?;
-        let head = HeadVars { weight: &weight, bias: bias.as_ref() };
+        let head = HeadVars { weight: &weight, bias: bias.as_ref(), softcap: head.softcap };
         if self.group().size() == 1 {
             return x.linear_cross_entropy(head, targets, config, max_logits_bytes);
         }
@@ -95,7 +97,10 @@ impl TensorParallel {
         let head = head.into();
         let classes = head.weight.shard_spec().global_dims()[0];
         let (weight, bias) = head.vars(x)?;
-        let part = self.linear(x, &weight, bias.as_ref(), TpStyle::Colwise)?; // (B, T, V/tp)
+        let mut part = self.linear(x, &weight, bias.as_ref(), TpStyle::Colwise)?; // (B, T, V/tp)
+        if let Some(cap) = head.softcap {
+            part = part.softcap(cap)?;
+        }
         gather_from_tp(&part, part.dims().len() - 1, classes, self.group())
     }
 }

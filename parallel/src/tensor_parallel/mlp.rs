@@ -7,7 +7,7 @@ use ferrotron_tensor::{At, Result};
 use super::{ColumnParallelLinear, RowParallelLinear, TensorParallel};
 
 /// proj(activation(fc(x))) like [`ferrotron_nn::Mlp`], with one all-reduce at the end: Shoeybi et al., figure 3a.
-/// Gate and up of SwiGLU are sharded separately, so that a rank holds matching features.
+/// Gate and up of SwiGLU and GeGLU are sharded separately, so that a rank holds matching features.
 #[derive(Debug, Clone, Module)]
 pub struct ParallelMlp {
     path: String,
@@ -36,7 +36,7 @@ impl ParallelMlp {
         let x = match self.activation {
             Activation::GeluTanh => self.fc.forward_gelu(x)?, // (B, T, F/tp)
             activation => {
-                let x = self.fc.forward(x)?; // (B, T, F/tp), or (B, T, 2F/tp) for SwiGLU
+                let x = self.fc.forward(x)?; // (B, T, F/tp), or (B, T, 2F/tp) if gated
                 activation.apply(&x).at(&self.path)? // (B, T, F/tp)
             }
         };

@@ -129,7 +129,7 @@ fn a_bias_is_sharded_with_its_rows() -> Result<()> {
         for bytes in [0, 1 << 20] {
             on_tensor_ranks(ranks, sequence, |tp| {
                 let (weight, bias) = (head(&tp, vocab, width, init)?, bias(&tp)?);
-                let head = HeadParams { weight: &weight, bias: Some(&bias) };
+                let head = HeadParams { weight: &weight, bias: Some(&bias), softcap: None };
                 let leaf = Leaf::new("x", residual(&tp, &x));
                 let loss = tp.linear_cross_entropy(&leaf.var()?, head, &targets, &config, bytes)?;
                 assert_close("loss", loss.sum.value(), want.value(), tolerance);

@@ -41,7 +41,7 @@ impl ModelArgs {
         SentencePairs::check_length(self.seq_length()?)?;
         let mut config = BertConfig::new(placement, vocab_size, layers, hidden, heads, positions);
         config.ffn_hidden_size = self.ffn_hidden_size.unwrap_or(config.ffn_hidden_size);
-        config.norm_epsilon = self.norm_epsilon;
+        config.norm_epsilon = self.norm_epsilon.unwrap_or(1e-5);
         config.init_method_std = self.init_method_std;
         config.hidden_dropout = self.hidden_dropout;
         config.attention_dropout = self.attention_dropout;
@@ -73,9 +73,16 @@ impl ModelArgs {
             (self.use_parallel_residual, "--use-parallel-residual", "leave it out"),
             (self.window_size.is_some(), "--window-size", everywhere),
             (self.window_attn_skip_freq.is_some(), "--window-attn-skip-freq", everywhere),
+            (self.query_pre_attn_scalar.is_some(), "--query-pre-attn-scalar", "leave it out"),
             (self.attn_logit_softcapping.is_some(), "--attn-logit-softcapping", "leave it out"),
+            (self.final_logit_softcapping.is_some(), "--final-logit-softcapping", "leave it out"),
+            (self.apply_layernorm_1p, "--apply-layernorm-1p", "leave it out"),
+            (self.sandwich_norm, "--sandwich-norm", "leave it out"),
+            (self.scale_embeddings, "--scale-embeddings", "leave it out"),
             (self.qk_layernorm, "--qk-layernorm", "leave it out"),
             (self.add_qkv_bias, "--add-qkv-bias", biases),
+            (self.add_attention_bias, "--add-attention-bias", biases),
+            (self.add_mlp_bias, "--add-mlp-bias", biases),
             (rms, "--normalization RMSNorm", "norms are LayerNorm: leave it out"),
             (self.swiglu, "--swiglu", "use --activation gelu-tanh, gelu-erf or relu"),
             (self.disable_bias_linear, "--disable-bias-linear", biases),

@@ -1,8 +1,10 @@
 //! The options that decide the shape of a model, with Megatron's names and defaults.
 
 use clap::{Args, ValueEnum};
-use ferrotron::models::gpt::{ActivationKind, GptConfig, Normalization, PositionEmbedding};
-use ferrotron::models::presets::Preset;
+use ferrotron::models::gpt::{
+    ActivationKind, GptConfig, Normalization, PositionEmbedding, WindowPattern,
+};
+use ferrotron::models::presets::{Preset, PresetFamily};
 use ferrotron::nn::RopeScaling;
 use ferrotron::{Error, Result};
 
@@ -13,6 +15,8 @@ pub enum Architecture {
     Gpt2,
     /// Rotary positions, RMSNorm, SwiGLU, no biases, a head of its own.
     Llama,
+    /// As llama, with GeGLU, tied and scaled embeddings, norms around attention and MLP, soft caps, and windows.
+    Gemma2,
     /// Attention to all positions, masked tokens, the order of two segments.
     Bert,
 }
@@ -46,6 +50,7 @@ pub enum ActivationArg {
     GeluErf,
     Relu,
     Swiglu,
+    Geglu,
 }
 
 impl ActivationArg {
@@ -55,6 +60,7 @@ impl ActivationArg {
             ActivationArg::GeluErf => ActivationKind::GeluErf,
             ActivationArg::Relu => ActivationKind::Relu,
             ActivationArg::Swiglu => ActivationKind::Swiglu,
+            ActivationArg::Geglu => ActivationKind::Geglu,
         }
     }
 
@@ -68,10 +74,10 @@ impl ActivationArg {
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Model")]
 pub struct ModelArgs {
-    /// A published size by name, such as gpt2-124m; the other options change it
+    /// A published size by name, such as gpt2-124m or gemma2-2b; the other options change it
     #[arg(long, value_name = "NAME")]
     pub preset: Option<String>,
-    /// Family whose choices are the defaults
+    /// Family whose choices are the defaults; presets of Gemma 2 are of gemma2
     #[arg(long, value_enum, default_value = "gpt2")]
     pub architecture: Architecture,
     /// Number of transformer blocks [default: 4, or the preset's]
@@ -87,10 +93,10 @@ pub struct ModelArgs {
     /// Number of query heads, a divisor of the width [default: 4, or the preset's]
     #[arg(long, value_name = "N")]
     pub num_attention_heads: Option<usize>,
-    /// Number of key and value heads, a divisor of the query heads [default: as many as query heads]
+    /// Number of key and value heads, a divisor of the query heads [default: as many as query heads, or the preset's]
     #[arg(long, value_name = "N")]
     pub num_query_groups: Option<usize>,
-    /// Width of a head [default: hidden / heads]
+    /// Width of a head [default: hidden / heads, or the preset's]
     #[arg(long, value_name = "N")]
     pub kv_channels: Option<usize>,
     /// Tokens per training sequence [default: 64, or the preset's]
@@ -99,7 +105,7 @@ pub struct ModelArgs {
     /// Longest sequence that the model takes [default: the training length]
     #[arg(long, value_name = "N")]
     pub max_position_embeddings: Option<usize>,
-    /// Kind of position embedding [default: learned-absolute; llama: rope]
+    /// Kind of position embedding [default: learned-absolute; llama, gemma2: rope]
     #[arg(long, value_enum)]
     pub position_embedding_type: Option<PositionArg>,
     /// Base of the rotary angles
@@ -114,43 +120,67 @@ pub struct ModelArgs {
     /// Factor of --use-rope-scaling: 32 in Llama 3.2
     #[arg(long, value_name = "X", default_value_t = 8.0, requires = "use_rope_scaling")]
     pub rope_scaling_factor: f64,
-    /// Sliding window: keys that a query sees, its own among them; Mistral has 4096 [default: all earlier ones]
+    /// Sliding window: keys that a query sees, its own among them; Mistral has 4096 [default: all earlier
+    /// ones; gemma2: 4096]
     #[arg(long, value_name = "N")]
     pub window_size: Option<usize>,
-    /// Leave the window out in every block of this number: 2 in Gemma 2 [default: in no block]
+    /// Leave the window out in every block of this number, or where a list such as 1,1,0 of all blocks has 0 [default:
+    /// in no block; gemma2: 2]
     #[arg(long, value_name = "N")]
-    pub window_attn_skip_freq: Option<usize>,
-    /// Soft cap of attention scores, X tanh(score / X): 50 in Gemma 2 [default: none]
+    pub window_attn_skip_freq: Option<WindowPattern>,
+    /// Divide attention scores by the root of this number: 144 in Gemma 2 27B [default: the width of a head, or the
+    /// preset's]
+    #[arg(long, value_name = "X")]
+    pub query_pre_attn_scalar: Option<f64>,
+    /// Soft cap of attention scores, X tanh(score / X) [default: none; gemma2: 50]
     #[arg(long, value_name = "X")]
     pub attn_logit_softcapping: Option<f64>,
+    /// Soft cap of the logits, X tanh(logit / X) [default: none; gemma2: 30]
+    #[arg(long, value_name = "X")]
+    pub final_logit_softcapping: Option<f64>,
     /// RMSNorm of the queries and keys of each head, as in Qwen 3
     #[arg(long)]
     pub qk_layernorm: bool,
     /// A bias for queries, keys and values although linear layers have none, as in Qwen 2
     #[arg(long)]
     pub add_qkv_bias: bool,
+    /// A bias for both projections of attention although linear layers have none, as Llama's attention_bias
+    #[arg(long)]
+    pub add_attention_bias: bool,
+    /// A bias for both layers of the MLP although linear layers have none, as Llama's mlp_bias
+    #[arg(long)]
+    pub add_mlp_bias: bool,
     /// Let attention and MLP of a block read the same input, as in GPT-NeoX
     #[arg(long)]
     pub use_parallel_residual: bool,
-    /// Norm of the residual stream [default: LayerNorm; llama: RMSNorm]
+    /// Norm of the residual stream [default: LayerNorm; llama, gemma2: RMSNorm]
     #[arg(long, value_enum)]
     pub normalization: Option<NormalizationArg>,
-    /// Added to the variance in norms
-    #[arg(long, value_name = "X", default_value = "1e-5")]
-    pub norm_epsilon: f64,
+    /// Added to the variance in norms [default: 1e-5; gemma2: 1e-6]
+    #[arg(long, value_name = "X")]
+    pub norm_epsilon: Option<f64>,
+    /// Norms multiply by 1 + weight, and weights start at 0; gemma2 has them
+    #[arg(long)]
+    pub apply_layernorm_1p: bool,
+    /// Normalize the outputs of attention and MLP too, before they are added to the residual stream; gemma2 does
+    #[arg(long)]
+    pub sandwich_norm: bool,
+    /// Multiply token embeddings by the root of the width; gemma2 does
+    #[arg(long)]
+    pub scale_embeddings: bool,
     /// Place of the norms in a BERT [default: pre]
     #[arg(long, value_enum)]
     pub norm_placement: Option<NormPlacementArg>,
     /// No head for the order of two segments in a BERT
     #[arg(long)]
     pub bert_no_binary_head: bool,
-    /// Nonlinearity of the MLP [default: gelu-tanh; llama: swiglu; bert: gelu-erf]
+    /// Nonlinearity of the MLP [default: gelu-tanh; llama: swiglu; gemma2: geglu; bert: gelu-erf]
     #[arg(long, value_enum)]
     pub activation: Option<ActivationArg>,
     /// SwiGLU in the MLP, which is 8/3 hidden wide, rounded down to a multiple of 64, unless --ffn-hidden-size is given
     #[arg(long, conflicts_with = "activation")]
     pub swiglu: bool,
-    /// No biases in linear layers and norms; llama has none
+    /// No biases in linear layers and norms; llama and gemma2 have none
     #[arg(long)]
     pub disable_bias_linear: bool,
     /// Give the head a weight of its own; llama has one
@@ -177,8 +207,27 @@ impl ModelArgs {
         }
     }
 
-    fn preset(&self) -> Result<Option<Preset>> {
+    /// The preset that the options name.
+    pub fn preset(&self) -> Result<Option<Preset>> {
         self.preset.as_deref().map(Preset::find).transpose()
+    }
+
+    /// The family whose choices are the defaults.
+    ///
+    /// # Errors
+    /// A preset of another family; an unknown preset.
+    pub fn architecture(&self) -> Result<Architecture> {
+        match (self.architecture, self.preset()?) {
+            (Architecture::Gpt2, Some(preset)) if preset.family == PresetFamily::Gemma2 => {
+                Ok(Architecture::Gemma2)
+            }
+            (Architecture::Llama, Some(preset)) if preset.family == PresetFamily::Gemma2 => {
+                let message =
+                    format!("'{}' is of --architecture gemma2: leave llama out", preset.name);
+                Err(Error::config("--preset", message))
+            }
+            (architecture, _) => Ok(architecture),
+        }
     }
 
     /// Longest sequence that the model takes.
@@ -207,16 +256,20 @@ impl ModelArgs {
         let layers = self.num_layers.or(preset.map(|p| p.num_layers)).unwrap_or(4);
         let hidden = self.hidden_size.or(preset.map(|p| p.hidden_size)).unwrap_or(128);
         let heads = self.num_attention_heads.or(preset.map(|p| p.num_attention_heads)).unwrap_or(4);
-        let groups = self.num_query_groups.unwrap_or(heads);
+        let groups = self.num_query_groups.or(preset.and_then(|p| p.num_query_groups));
+        let groups = groups.unwrap_or(heads);
         let positions = self.max_position_embeddings.unwrap_or(self.seq_length()?);
-        let mut config = match self.architecture {
+        let mut config = match self.architecture()? {
             Architecture::Bert => {
-                let message = "this command is for GPTs: gpt2 or llama";
+                let message = "this command is for GPTs: gpt2, llama or gemma2";
                 return Err(Error::config("--architecture bert", message));
             }
             Architecture::Gpt2 => GptConfig::gpt2(vocab_size, layers, hidden, heads, positions),
             Architecture::Llama => {
                 GptConfig::llama(vocab_size, layers, hidden, heads, groups, positions)
+            }
+            Architecture::Gemma2 => {
+                GptConfig::gemma2(vocab_size, layers, hidden, heads, groups, positions)
             }
         };
         config.num_query_groups = groups;
@@ -225,23 +278,35 @@ impl ModelArgs {
         config.rope_scaling =
             self.use_rope_scaling.then(|| RopeScaling::llama3(self.rope_scaling_factor));
         config.use_parallel_residual = self.use_parallel_residual;
-        config.window_size = self.window_size;
-        config.window_attn_skip_freq = self.window_attn_skip_freq;
-        config.attn_logit_softcapping = self.attn_logit_softcapping;
+        config.window_size = self.window_size.or(config.window_size);
+        if let Some(pattern) = &self.window_attn_skip_freq {
+            config.window_attn_skip_freq = Some(pattern.clone());
+        }
+        config.query_pre_attn_scalar =
+            self.query_pre_attn_scalar.or(preset.and_then(|p| p.query_pre_attn_scalar));
+        config.attn_logit_softcapping =
+            self.attn_logit_softcapping.or(config.attn_logit_softcapping);
+        config.final_logit_softcapping =
+            self.final_logit_softcapping.or(config.final_logit_softcapping);
         config.qk_layernorm = self.qk_layernorm;
         config.add_qkv_bias = self.add_qkv_bias;
-        config.norm_epsilon = self.norm_epsilon;
+        config.add_attention_bias = self.add_attention_bias;
+        config.add_mlp_bias = self.add_mlp_bias;
+        config.norm_epsilon = self.norm_epsilon.unwrap_or(config.norm_epsilon);
+        config.apply_layernorm_1p |= self.apply_layernorm_1p;
+        config.sandwich_norm |= self.sandwich_norm;
+        config.scale_embeddings |= self.scale_embeddings;
         config.init_method_std = self.init_method_std;
         config.hidden_dropout = self.hidden_dropout;
         config.attention_dropout = self.attention_dropout;
         config.add_bias &= !self.disable_bias_linear;
         config.tie_embeddings &= !self.untie_embeddings_and_output_weights;
-        match self.ffn_hidden_size {
+        match self.ffn_hidden_size.or(preset.and_then(|p| p.ffn_hidden_size)) {
             Some(width) => config.ffn_hidden_size = width,
             None if self.swiglu => config.ffn_hidden_size = swiglu_width(hidden)?,
             None => {}
         }
-        if let Some(width) = self.kv_channels {
+        if let Some(width) = self.kv_channels.or(preset.and_then(|p| p.kv_channels)) {
             config.kv_channels = width;
         }
         if let Some(position) = self.position_embedding_type {

@@ -4,7 +4,7 @@ use clap::{Args, ValueEnum};
 use ferrotron::models::bert::Bert;
 use ferrotron::models::finite::first_not_finite;
 use ferrotron::models::gpt::Gpt;
-use ferrotron::models::hugging_face;
+use ferrotron::models::hugging_face::{self, CompanionFiles};
 use ferrotron::{Error, Result};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -16,7 +16,7 @@ use crate::cli::output;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Format {
-    /// A folder that transformers loads: as GPT2LMHeadModel, or as the class of a BERT
+    /// A folder that transformers loads
     Hf,
 }
 
@@ -28,6 +28,10 @@ pub struct ExportArgs {
     /// Format to write
     #[arg(long, value_enum, default_value = "hf")]
     format: Format,
+    /// Family to write, by its model_type: gpt2, llama, mistral, qwen2, qwen3, gemma2, gpt_neox, bert, megatron-bert
+    /// [default: the first that holds the model]
+    #[arg(long, value_name = "NAME")]
+    family: Option<String>,
     /// Folder to write
     #[arg(long, value_name = "DIR")]
     output: PathBuf,
@@ -55,10 +59,15 @@ pub fn export(args: &ExportArgs) -> Result<ExitCode> {
 
 fn to_hugging_face<M: TrainedModel>(args: &ExportArgs) -> Result<()> {
     let loaded = Loaded::<M>::open(&args.load, &args.device, args.ema)?;
-    loaded.model.export(&args.output)?;
+    let companions = match &loaded.checkpoint {
+        Some(checkpoint) => CompanionFiles::recorded(&checkpoint.progress().extra),
+        None => CompanionFiles::read(&args.load)?,
+    };
+    loaded.model.export(args.family.as_deref(), &args.output)?;
     if let Some(weight) = first_not_finite(&loaded.model)? {
         output::note(&format!("warning: {weight}; written as it is"));
     }
+    companions.write(&args.output)?;
     match loaded.tokenizer {
         Some(tokenizer) => hugging_face::export_tokenizer(&tokenizer, &args.output),
         None => Ok(()),

@@ -51,7 +51,7 @@ pub fn memory(args: &MemoryArgs, given: Options, definition: &Definition) -> Res
     let matches = matches.subcommand_matches("memory").expect("it was parsed");
     let args = MemoryArgs::from_arg_matches(matches).unwrap_or_else(|error| error.exit());
     let report = match args.train.model.architecture {
-        Architecture::Gpt2 | Architecture::Llama => report::<Gpt>,
+        Architecture::Gpt2 | Architecture::Llama | Architecture::Gemma2 => report::<Gpt>,
         Architecture::Bert => report::<Bert>,
     };
     let checked = other_optimizers::check(&options);
@@ -106,7 +106,9 @@ fn vocab_size<M: TrainedModel>(
     match train.data.vocab_size {
         Some(0) => Err(Error::config("--vocab-size", "must be positive, got 0")),
         Some(size) => M::vocab_size(&Tokenizer::Null(size)),
-        None if unsaid && train.model.preset.is_some() && resumed.is_none() => Ok(PRESET_VOCAB),
+        None if unsaid && resumed.is_none() && train.model.preset.is_some() => {
+            Ok(train.model.preset()?.map_or(PRESET_VOCAB, |preset| preset.vocab_size))
+        }
         None => match known_vocab_size::<M>(resumed, imported)? {
             Some(known) => Ok(known),
             None => M::vocab_size(&open_tokenizer(train, resumed)?),

@@ -46,7 +46,7 @@ pub fn train(args: &TrainArgs, given: Options, definition: &Definition) -> Resul
         let resumed = resume::open(&args.run)?;
         let configuration = Configuration::new(given, resumed.as_ref(), None, definition)?;
         return match configuration.args.model.architecture {
-            Architecture::Gpt2 | Architecture::Llama => {
+            Architecture::Gpt2 | Architecture::Llama | Architecture::Gemma2 => {
                 start::<Gpt>(configuration, resumed, &signals)
             }
             Architecture::Bert => start::<Bert>(configuration, resumed, &signals),
@@ -248,6 +248,9 @@ impl<M: TrainedModel> PreparedRun<M> {
         }
         let mut progress = trainer.progress().clone();
         fingerprint.record(&mut progress.extra);
+        if let Some(folder) = &configuration.imported {
+            imported::companions(folder, &args.data)?.record(&mut progress.extra);
+        }
         let change = processor_change(&progress.extra, &device, scope.dtype());
         record_processor(&mut progress.extra, &device);
         trainer.set_progress(progress);

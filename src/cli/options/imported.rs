@@ -3,7 +3,7 @@
 use ferrotron::models::bert::Bert;
 use ferrotron::models::checkpoint::SavedModel;
 use ferrotron::models::gpt::Gpt;
-use ferrotron::models::hugging_face::{self, ModelKind};
+use ferrotron::models::hugging_face::{self, CompanionFiles, ModelKind};
 use ferrotron::parallel::agreement::digest;
 use ferrotron::{Error, Result};
 use serde_json::Value;
@@ -11,7 +11,9 @@ use std::path::{Path, PathBuf};
 
 use super::{Options, Source, text};
 use crate::cli::architecture::TrainedModel;
+use crate::cli::args::data::DataArgs;
 use crate::cli::definition::Definition;
+use crate::cli::folder_options;
 use crate::cli::options::remembered::same_number;
 
 /// Options that a folder only proposes.
@@ -29,8 +31,8 @@ pub fn folder(options: &Options) -> Option<PathBuf> {
 /// A family that is not known; a given option that contradicts the model; `--save` of the same folder.
 pub fn merged(given: Options, folder: &Path, definition: &Definition) -> Result<Options> {
     let shape = match hugging_face::model_kind(folder)? {
-        ModelKind::Gpt => Gpt::folder_options(&Gpt::folder_config(folder)?),
-        ModelKind::Bert => Bert::folder_options(&Bert::folder_config(folder)?),
+        ModelKind::Gpt => folder_options::gpt(&Gpt::folder_config(folder)?),
+        ModelKind::Bert => folder_options::bert(&Bert::folder_config(folder)?),
     };
     let source = Source::Folder(format!("the Hugging Face folder '{}'", folder.display()));
     let Value::Object(mut map) = shape else { unreachable!("options are a map") };
@@ -85,8 +87,24 @@ pub fn check_config<M: TrainedModel>(folder: &Path, config: &M::Config) -> Resul
     })
 }
 
-/// A digest of `config.json`, by which ranks compare their folders.
+/// The files of `folder` that checkpoints keep for an export: those of the tokenizer only if the run has the same one.
+///
+/// # Errors
+/// A file that cannot be read.
+pub fn companions(folder: &Path, data: &DataArgs) -> Result<CompanionFiles> {
+    let files = CompanionFiles::read(folder)?;
+    let own = hugging_face::tokenizer_choice(folder)?.map(|choice| choice.to_string());
+    match data.vocab_size.is_some() || own.as_ref() == Some(&data.tokenizer) {
+        true => Ok(files),
+        false => Ok(files.without_tokenizer()),
+    }
+}
+
+/// A text by which ranks compare their folders: a digest of `config.json`, and the identity of the weights.
 pub fn identity(folder: &Path) -> String {
     let config = std::fs::read(folder.join("config.json"));
-    config.map_or_else(|error| error.to_string(), |bytes| digest(&bytes))
+    let config = config.map_or_else(|error| error.to_string(), |bytes| digest(&bytes));
+    let weights = hugging_face::weights_identity(folder);
+    let weights = weights.unwrap_or_else(|error| error.context().to_string());
+    format!("config.json {config}, {weights}")
 }

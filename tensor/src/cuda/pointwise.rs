@@ -45,14 +45,14 @@ pub(crate) fn unary_backward(op: Unary, p: f64, dx: &mut Tensor, saved: &Tensor)
         .run_elements(n)
 }
 
-/// `dx = factor dx` for a contiguous `dx`.
-pub(crate) fn scale(factor: f64, dx: &mut Tensor) -> Result<()> {
-    let (device, dtype, n) = (dx.device().clone(), dx.dtype(), dx.numel());
-    kernel(&device, "pointwise", dtype, Unary::MulScalar.name())?
-        .input(dx)
-        .output(dx)
+/// `x = op(x)` for a contiguous `x`.
+pub(crate) fn in_place(op: Unary, p: f64, x: &mut Tensor) -> Result<()> {
+    let (device, dtype, n) = (x.device().clone(), x.dtype(), x.numel());
+    kernel(&device, "pointwise", dtype, op.name())?
+        .input(x)
+        .output(x)
         .value(n as u64)
-        .value(factor)
+        .value(p)
         .run_elements(n)
 }
 

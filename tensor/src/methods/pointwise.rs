@@ -31,6 +31,7 @@ macro_rules! pointwise_methods {
             add_scalar AddScalar "x + p";
             mul_scalar MulScalar "x p";
             div_scalar DivScalar "x / p";
+            softcap Softcap "p tanh(x / p): linear near 0, within -p and p.";
             clamp_min ClampMin "max(x, p), with derivative 1 where x >= p; NaN stays.";
             clamp_max ClampMax "min(x, p), with derivative 1 where x <= p; NaN stays.";
         }

@@ -1,8 +1,9 @@
 //! The linear head fused with its cross-entropy, over chunks of tokens, so that logits stay within a memory limit.
 //!
-//! logits = x W^T, plus b if the head has a bias, then [`cross_entropy`](super::cross_entropy). Gradient, chunk by chunk
-//! with d = dlogits: dx = d W, dW += d^T x, and db is the sum of d over the tokens. It needs x, W, b, the targets and lse. If all logits fit the limit they are saved, and d overwrites
-//! them; otherwise each chunk's logits are recomputed.
+//! logits = x W^T, plus b if the head has a bias, soft-capped if it has a cap, then
+//! [`cross_entropy`](super::cross_entropy). Gradient, chunk by chunk with d that of x W^T + b: dx = d W, dW += d^T x, and
+//! db is the sum of d over the tokens. It needs x, W, b, the targets and lse. If all logits fit the limit they are saved,
+//! and d overwrites them unless they are capped; otherwise each chunk's logits are recomputed.
 //!
 //! W and b may hold one shard of the vocabulary. Then lse is reduced over the shards chunk by chunk. dx is this shard's
 //! term of the sum over the shards, and dW and db are the gradients of its own rows.
@@ -12,7 +13,8 @@
 
 use super::cross_entropy::{CrossEntropyConfig, RowLosses, Targets, VocabAllReduce, VocabShard};
 use super::matmul::{Accum, linear, linear_bias_gradient, matmul_into};
-use super::pointwise::add_assign;
+use super::pointwise::{add_assign, softcap_in_place, unary_backward};
+use super::table::Unary;
 use crate::core::tensor::{check_device, check_pair};
 use crate::{Category, Error, Result, Tensor};
 
@@ -48,18 +50,20 @@ impl SavedLogits {
     }
 }
 
-/// The parameters of a head. A weight alone converts into a head without a bias.
+/// The parameters of a head. A weight alone converts into a head without a bias and soft cap.
 #[derive(Debug, Clone, Copy)]
 pub struct HeadWeights<'a> {
     /// W, (V, C).
     pub weight: &'a Tensor,
     /// b, (V).
     pub bias: Option<&'a Tensor>,
+    /// Soft cap of the logits, c tanh(logit / c): Gemma 2, arXiv 2408.00118.
+    pub softcap: Option<f64>,
 }
 
 impl<'a> From<&'a Tensor> for HeadWeights<'a> {
     fn from(weight: &'a Tensor) -> HeadWeights<'a> {
-        HeadWeights { weight, bias: None }
+        HeadWeights { weight, bias: None, softcap: None }
     }
 }
 
@@ -85,6 +89,7 @@ struct Problem {
     x: Tensor,
     weight: Tensor,
     bias: Option<Tensor>,
+    softcap: Option<f64>,
     targets: Targets,
     tokens: usize,
     classes: usize,
@@ -95,7 +100,7 @@ impl Problem {
     fn new(
         op: &'static str,
         x: &Tensor,
-        HeadWeights { weight, bias }: HeadWeights,
+        HeadWeights { weight, bias, softcap }: HeadWeights,
         targets: &Tensor,
         shard: Option<VocabShard>,
         config: &CrossEntropyConfig,
@@ -109,6 +114,9 @@ impl Problem {
                     format!("needs a bias (V), got {:?} for W {:?}", bias.dims(), weight.dims());
                 return Err(Error::shape(op, message));
             }
+        }
+        if let Some(cap) = softcap.filter(|&cap| !(cap > 0.0 && cap.is_finite())) {
+            return Err(Error::value(op, format!("softcap must be positive, got {cap}")));
         }
         let fits = match (x.dims(), weight.dims()) {
             ([rows @ .., width], [_, c]) => rows == targets.dims() && width == c,
@@ -131,6 +139,7 @@ impl Problem {
             x: x.as_matrix()?,
             weight: weight.clone(),
             bias: bias.cloned(),
+            softcap,
             targets: Targets::new(op, targets, classes, shard, config)?,
             tokens: targets.numel(),
             classes,
@@ -148,7 +157,33 @@ impl Problem {
         let x = self.x.narrow(0, first, len)?;
         let logits = linear(&x, &self.weight, self.bias.as_ref())?;
         logits.set_category(Category::Logits);
-        Ok(logits)
+        match self.softcap {
+            Some(cap) => softcap_in_place(cap, logits),
+            None => Ok(logits),
+        }
+    }
+
+    /// The gradient of the product x W^T + b from its `logits`, which it may overwrite.
+    fn backward(
+        &self,
+        logits: Tensor,
+        first: usize,
+        lse: &Tensor,
+        scale: &Tensor,
+    ) -> Result<Tensor> {
+        let Some(cap) = self.softcap else {
+            return self.targets.backward(logits, first, lse, scale);
+        };
+        let dlogits = self.targets.backward(logits.clone(), first, lse, scale)?;
+        dlogits.set_category(Category::Logits);
+        unary_backward(Unary::Softcap, cap, dlogits, Some(&logits))
+    }
+
+    /// Tokens whose logits take at most so many bytes. Backward with a soft cap has the logits and their gradient at
+    /// once.
+    fn tokens_within(&self, bytes: usize) -> usize {
+        let tensors = 1 + usize::from(self.softcap.is_some());
+        bytes / (tensors * self.shard.largest() * self.x.dtype().size()).max(1)
     }
 }
 
@@ -208,7 +243,7 @@ fn forward(
     let (shard, join) = shard.unzip();
     let problem = Problem::new(OP, x, head, targets, shard, config)?;
     // Chunks of about equal size.
-    let fit = max_logits_bytes / (problem.shard.largest() * x.dtype().size()).max(1);
+    let fit = problem.tokens_within(max_logits_bytes);
     let chunks = problem.tokens.div_ceil(fit.max(1)).max(1);
     let chunk = problem.tokens.div_ceil(chunks).max(1);
     let mut kept = None;
@@ -267,7 +302,7 @@ pub fn linear_cross_entropy_backward<'a>(
             Some(logits) => logits,
             None => problem.logits(first, len)?,
         };
-        let dlogits = problem.targets.backward(logits, first, &lse, scale)?;
+        let dlogits = problem.backward(logits, first, &lse, scale)?;
         if let Some(dx) = &mut dx {
             dx.narrow_mut(0, first, len, |dx| {
                 matmul_into(dx, Accum::Replace, &dlogits, &problem.weight)

@@ -5,6 +5,7 @@
 
 use super::rows::{CHEAP, for_elements, for_rows};
 pub use super::table::Comparison;
+use super::table::unary::Softcap;
 use super::table::{Binary, BinaryRow, Saves, Unary, UnaryRow, with_binary, with_unary};
 pub use crate::core::copy::into_unique;
 use crate::core::layout::broadcast_dims;
@@ -19,6 +20,13 @@ vectorized! {
         let p = T::Acc::from_f64(p);
         for (y, x) in out.iter_mut().zip(x) {
             *y = T::from_acc(Op::value(x.acc(), p));
+        }
+    }
+
+    fn softcap_chunk<T: Element>(x: &mut [T], cap: f64) {
+        let cap = T::Acc::from_f64(cap);
+        for x in x {
+            *x = T::from_acc(Softcap::value(x.acc(), cap));
         }
     }
 
@@ -149,6 +157,23 @@ pub fn unary(op: Unary, p: f64, x: &Tensor) -> Result<Tensor> {
     Ok(out)
 }
 
+/// `cap tanh(x / cap)`, which overwrites `x` if it has no other holder.
+pub(crate) fn softcap_in_place(cap: f64, x: Tensor) -> Result<Tensor> {
+    let mut out = into_unique(x)?;
+    let device = out.device().clone();
+    if device.gpu().is_some() {
+        cuda::pointwise::in_place(Unary::Softcap, cap, &mut out)?;
+        return Ok(out);
+    }
+    dispatch_float!("softcap", out.dtype(), T => {
+        let work = out.numel();
+        for_rows(&device, (out.as_mut_slice::<T>()?, 1), work, |_, out| {
+            softcap_chunk::<T>(out, cap);
+        });
+    });
+    Ok(out)
+}
+
 /// `dy * op'(saved)`, where `saved` is the value named by [`Unary::saves`] (`None` for nothing).
 pub fn unary_backward(op: Unary, p: f64, dy: Tensor, saved: Option<&Tensor>) -> Result<Tensor> {
     if op == Unary::DivScalar {
@@ -163,7 +188,9 @@ pub fn unary_backward(op: Unary, p: f64, dy: Tensor, saved: Option<&Tensor>) -> 
             (Some(saved), Saves::Input | Saves::Output) => {
                 cuda::pointwise::unary_backward(op, p, &mut dx, saved)?;
             }
-            _ if constant() != 1.0 => cuda::pointwise::scale(constant(), &mut dx)?,
+            _ if constant() != 1.0 => {
+                cuda::pointwise::in_place(Unary::MulScalar, constant(), &mut dx)?
+            }
             _ => {}
         }
         return Ok(dx);

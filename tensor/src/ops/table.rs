@@ -251,6 +251,9 @@ unary_table! {
     /// x / p
     DivScalar "div_scalar" saves Nothing: |x, p| x / p, |_s, p| R::ONE / p,
         cuda "x / p", "A(1) / p";
+    /// p tanh(x / p): soft cap, arXiv 2408.00118
+    Softcap "softcap" saves Output: |x, p| (x / p).tanh() * p, |s, p| R::ONE - (s / p) * (s / p),
+        cuda "real::tanh(x / p) * p", "A(1) - (s / p) * (s / p)";
     /// max(x, p), with derivative 1 where x >= p
     ClampMin "clamp_min" saves Input: |x, p| if x < p { p } else { x }, |s, p| if s >= p { R::ONE } else { R::ZERO },
         cuda "x < p ? p : x", "s >= p ? A(1) : A(0)";

@@ -2,8 +2,8 @@
 
 use ferrotron_tensor::ops::cross_entropy::{CrossEntropyConfig, VocabShard};
 use ferrotron_tensor::ops::linear_cross_entropy::{
-    Gradients, LinearCrossEntropy, linear_cross_entropy, linear_cross_entropy_backward,
-    linear_cross_entropy_shard,
+    Gradients, HeadWeights, LinearCrossEntropy, linear_cross_entropy,
+    linear_cross_entropy_backward, linear_cross_entropy_shard,
 };
 use ferrotron_tensor::ops::matmul::Accum;
 use ferrotron_tensor::{DType, Result, Tensor};
@@ -19,6 +19,9 @@ const V: usize = 40;
 const SCALE: f64 = 0.25;
 const CONFIG: CrossEntropyConfig = CrossEntropyConfig { ignore_index: 2, label_smoothing: 0.125 };
 
+/// Of the logits, which are up to about 4.
+const SOFTCAPS: [Option<f64>; 2] = [None, Some(2.0)];
+
 /// x (3, 4, C), W (V, C) and targets, one of them negative.
 fn operands(dtype: DType) -> Result<[Tensor; 3]> {
     let list: Vec<i64> =
@@ -33,13 +36,15 @@ fn operands(dtype: DType) -> Result<[Tensor; 3]> {
 /// Loss, lse, dx and dW on the operands' device.
 fn run(
     [x, weight, targets]: [&Tensor; 3],
+    softcap: Option<f64>,
     bytes: usize,
     shard: Option<(VocabShard, &Rank)>,
 ) -> Result<[Tensor; 4]> {
+    let head = HeadWeights { softcap, ..HeadWeights::from(weight) };
     let found = match shard {
-        None => linear_cross_entropy(x, weight, targets, &CONFIG, bytes)?,
+        None => linear_cross_entropy(x, head, targets, &CONFIG, bytes)?,
         Some((shard, rank)) => {
-            linear_cross_entropy_shard(x, weight, targets, &CONFIG, bytes, (shard, rank))?
+            linear_cross_entropy_shard(x, head, targets, &CONFIG, bytes, (shard, rank))?
         }
     };
     let LinearCrossEntropy { loss, lse, kept } = found;
@@ -52,7 +57,7 @@ fn run(
     };
     let to = Some((&mut dweight, Accum::Add));
     let wanted = Gradients { scale: &scale, input: Some(&mut take), weight: to, bias: None };
-    linear_cross_entropy_backward(kept, x, weight, targets, &lse, &CONFIG, wanted)?;
+    linear_cross_entropy_backward(kept, x, head, targets, &lse, &CONFIG, wanted)?;
     Ok([loss, lse, dx.expect("dx is handed over"), dweight])
 }
 
@@ -67,13 +72,13 @@ fn tolerances(dtype: DType) -> [f64; 4] {
 #[test]
 fn every_bound_gives_what_the_cpu_gives() -> Result<()> {
     let Some(gpu) = gpu("every_bound_gives_what_the_cpu_gives")? else { return Ok(()) };
-    for dtype in FLOATS {
+    for (dtype, softcap) in FLOATS.into_iter().flat_map(|dtype| SOFTCAPS.map(|cap| (dtype, cap))) {
         let [x, weight, targets] = operands(dtype)?;
-        let want = run([&x, &weight, &targets], usize::MAX, None)?;
+        let want = run([&x, &weight, &targets], softcap, usize::MAX, None)?;
         let there = |x: &Tensor| there(&gpu, x);
         let (x, weight, targets) = (there(&x)?, there(&weight)?, there(&targets)?);
         for tokens in [1, 5, N] {
-            let got = run([&x, &weight, &targets], tokens * V * dtype.size(), None)?;
+            let got = run([&x, &weight, &targets], softcap, tokens * V * dtype.size(), None)?;
             for (((name, got), want), eps) in
                 ["loss", "lse", "dx", "dW"].iter().zip(&got).zip(&want).zip(tolerances(dtype))
             {
@@ -88,16 +93,17 @@ fn every_bound_gives_what_the_cpu_gives() -> Result<()> {
 #[test]
 fn shards_give_their_parts() -> Result<()> {
     let Some(gpu) = gpu("shards_give_their_parts")? else { return Ok(()) };
-    for dtype in [DType::F32, DType::BF16] {
+    let cases = [DType::F32, DType::BF16].map(|dtype| SOFTCAPS.map(|cap| (dtype, cap)));
+    for (dtype, softcap) in cases.into_iter().flatten() {
         let [x, weight, targets] = operands(dtype)?;
-        let [loss, lse, dx, dweight] = run([&x, &weight, &targets], usize::MAX, None)?;
+        let [loss, lse, dx, dweight] = run([&x, &weight, &targets], softcap, usize::MAX, None)?;
         for bytes in [usize::MAX, 100 * dtype.size()] {
             let ranks = on_ranks(3, |rank| -> Result<_> {
                 let (shard, classes) = shard_of(rank.rank, 3, V);
                 let there = |x: &Tensor| there(&gpu, x);
                 let part = there(&weight.narrow(0, shard.offset, classes)?.contiguous()?)?;
                 let operands = [&there(&x)?, &part, &there(&targets)?];
-                let [loss, lse, dx, dweight] = run(operands, bytes, Some((shard, &rank)))?;
+                let [loss, lse, dx, dweight] = run(operands, softcap, bytes, Some((shard, &rank)))?;
                 Ok((loss, lse, rank.sum_over_ranks(&dx)?, dweight, shard.offset, classes))
             });
             for found in ranks {

@@ -13,7 +13,7 @@ use crate::io::tokenizer::Tokenizer;
 use crate::model::gpt::Gpt;
 
 /// Writes `gpt` into `folder`, as the `save_pretrained` of the first family that holds it would: GPT-2, Llama, Mistral,
-/// Qwen 2, Qwen 3 or GPT-NeoX. `AutoModelForCausalLM.from_pretrained(folder)` loads the same numbers.
+/// Qwen 2, Qwen 3, Gemma 2 or GPT-NeoX. `AutoModelForCausalLM.from_pretrained(folder)` loads the same numbers.
 ///
 /// ```
 /// use ferrotron_models::gpt::{Gpt, GptConfig};
@@ -42,8 +42,13 @@ pub fn export(gpt: &Gpt, folder: &Path) -> Result<()> {
 /// # Errors
 /// Errors of [`export`]; a family that is not supported or does not hold this model.
 pub fn export_as(gpt: &Gpt, model_type: &str, folder: &Path) -> Result<()> {
-    let unknown = |reason: String| Error::config("hugging_face", format!("the export {reason}"));
-    let family = family(model_type).map_err(unknown)?;
+    let refuse = |reason: String| Error::config("hugging_face", reason);
+    if ["bert", "megatron-bert"].contains(&model_type) {
+        return Err(refuse(format!(
+            "this model cannot be a Hugging Face {model_type}: it is a GPT"
+        )));
+    }
+    let family = family(model_type).map_err(|reason| refuse(format!("the export {reason}")))?;
     write(gpt, family.holding(gpt.config())?, folder)
 }
 

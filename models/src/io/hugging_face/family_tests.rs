@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::model::generate::{Sampling, generate};
-use crate::model::gpt::{Gpt, GptConfig};
+use crate::model::gpt::{Gpt, GptConfig, WindowPattern};
 use ferrotron_autograd::no_grad;
 use ferrotron_nn::{Context, Module, RopeScaling};
 use ferrotron_tensor::{DType, Device, Result, Tensor};
@@ -12,13 +12,16 @@ use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
 /// The folders, with their families.
-const FOLDERS: [(&str, &str); 8] = [
+const FOLDERS: [(&str, &str); 11] = [
     ("gpt2", "gpt2"),
     ("llama", "llama"),
     ("smollm", "llama"),
+    ("llama-biases", "llama"),
     ("mistral", "mistral"),
     ("qwen2", "qwen2"),
+    ("qwen2-windows", "qwen2"),
     ("qwen3", "qwen3"),
+    ("gemma2", "gemma2"),
     ("pythia", "gpt_neox"),
     ("neox-sequential", "gpt_neox"),
 ];
@@ -142,6 +145,13 @@ fn an_export_takes_the_first_family_that_holds_the_model() -> Result<()> {
     let biased = GptConfig { add_qkv_bias: true, ..window.clone() };
     let normed = GptConfig { qk_layernorm: true, ..llama.clone() };
     let gpt2 = GptConfig::gpt2(13, 1, 8, 2, 8);
+    let gemma = GptConfig::gemma2(13, 2, 8, 2, 1, 8);
+    let all_biases = GptConfig { add_bias: true, ..llama.clone() };
+    let listed = GptConfig {
+        num_layers: 3,
+        window_attn_skip_freq: Some(WindowPattern::Blocks(vec![0, 1, 0])),
+        ..biased.clone()
+    };
     for (config, family) in [
         (&gpt2, "gpt2"),
         (&llama, "llama"),
@@ -149,6 +159,18 @@ fn an_export_takes_the_first_family_that_holds_the_model() -> Result<()> {
         (&window, "mistral"),
         (&biased, "qwen2"),
         (&normed, "qwen3"),
+        (&gemma, "gemma2"),
+        (&all_biases, "llama"),
+        (&listed, "qwen2"),
+        // Every block has the window, whatever the pattern is called.
+        (
+            &GptConfig {
+                window_attn_skip_freq: Some(WindowPattern::SkipEvery(2)),
+                ..window.clone()
+            },
+            "mistral",
+        ),
+        (&GptConfig { query_pre_attn_scalar: Some(4.0), ..llama.clone() }, "llama"),
     ] {
         assert_eq!(families::family_of(config)?.model_type, family);
     }
@@ -179,7 +201,7 @@ fn variants_are_read_or_refused_by_name() -> Result<()> {
     let config = read("llama", &version_4)?;
     assert_eq!(config.rotary_base, 500_000.0);
     assert_eq!(config.rope_scaling, Some(RopeScaling::llama3(8.0)));
-    assert_eq!(read("mistral", &[("sliding_window", null)])?.window_size, None);
+    assert_eq!(read("mistral", &[("sliding_window", null.clone())])?.window_size, None);
     let windows = |first: u64| {
         let on = ("use_sliding_window", true.into());
         [
@@ -191,10 +213,27 @@ fn variants_are_read_or_refused_by_name() -> Result<()> {
     };
     assert_eq!(read("qwen2", &windows(0))?.window_size, Some(7));
     assert_eq!(read("qwen2", &windows(2))?.window_size, None);
+    let some = read("qwen2", &windows(1))?;
+    assert_eq!((some.window_size, some.block_attention(0).window), (Some(7), None));
+    assert_eq!(some.block_attention(1).window, Some(7));
+    let attention = read("llama", &[("attention_bias", true.into())])?;
+    assert_eq!((attention.add_attention_bias, attention.add_mlp_bias), (true, false));
+    // As Gemma 2's first files: fields that have their defaults are left out.
+    let defaults = ["tie_word_embeddings", "layer_types", "hidden_activation", "head_dim"];
+    let gemma = read("gemma2", &defaults.map(|name| (name, null.clone())))?;
+    assert_eq!(gemma.kv_channels, 6, "a head_dim of null is hidden / heads");
+    assert!(gemma.tie_embeddings);
+    assert_eq!(gemma.window_attn_skip_freq, Some(WindowPattern::SkipEvery(2)));
     let yarn = serde_json::json!({ "rope_type": "yarn", "factor": 4.0 });
     for (name, changes, wanted) in [
-        ("qwen2", windows(1).to_vec(), "has a sliding window in 1 of 2 blocks: only all or none"),
-        ("llama", vec![("attention_bias", true.into())], "has attention_bias true: only false"),
+        ("gemma2", vec![("hidden_activation", "gelu".into())], "only gelu_pytorch_tanh"),
+        ("gemma2", vec![("use_bidirectional_attention", true.into())], "only false"),
+        ("gemma2", vec![("layer_types", vec!["full_attention"].into())], "1 layer_types for 3"),
+        (
+            "qwen2-windows",
+            vec![("layer_types", vec!["chunked_attention"; 3].into())],
+            "has layer type \"chunked_attention\": supported are sliding_attention, full_attention",
+        ),
         ("llama", vec![("hidden_act", "gelu".into())], "has hidden_act 'gelu': only silu"),
         ("llama", vec![("rope_parameters", yarn)], "has rope_type 'yarn': supported are default"),
         ("pythia", vec![("attention_bias", false.into())], "has attention_bias false: only true"),

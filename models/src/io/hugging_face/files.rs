@@ -1,10 +1,13 @@
 //! The files of a Hugging Face folder: weights in one file or several, and their types.
 
-use ferrotron_tensor::{DType, Device, Tensor};
+use ferrotron_parallel::agreement::digest;
+use ferrotron_tensor::{DType, Device, Error, Result, Tensor};
 use std::collections::BTreeSet;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use crate::io::tensor_file::{Fault, TensorFile};
+use crate::io::tensor_file::{Fault, TensorFile, cannot};
 
 /// Whether `path` looks like a Hugging Face folder: it has the `config.json` of some model and is no
 /// checkpoint.
@@ -60,6 +63,49 @@ pub(super) fn read(
     let read = tensor.write_bytes(|bytes| Ok(file.read(key, 0, bytes)));
     read.map_err(|error| error.to_string())??;
     Ok(tensor)
+}
+
+/// A text by which two copies of the weights in `folder` are compared without reading all of them: their files' number
+/// and bytes, and a digest of names, headers and blocks in between.
+///
+/// # Errors
+/// A folder without weights; a file that cannot be read.
+pub fn weights_identity(folder: &Path) -> Result<String> {
+    let io = |fault: Fault| Error::io("hugging_face", fault);
+    let (mut total, mut seen) = (0, Vec::new());
+    let files = weight_files(folder).map_err(io)?;
+    for path in &files {
+        seen.extend(path.file_name().unwrap_or_default().as_encoded_bytes());
+        let read = sample(path, &mut seen);
+        total += read.map_err(|error| io(cannot("read", path, &error)))?;
+    }
+    Ok(format!("{total} bytes in {} files, {}", files.len(), digest(&seen)))
+}
+
+/// The longest header of a safetensors file.
+const LONGEST_HEADER: u64 = 100 << 20;
+
+/// Blocks of a file that are compared, beside its header, and the bytes of each.
+const BLOCKS: u64 = 32;
+const BLOCK: u64 = 4096;
+
+/// Appends the header of a safetensors file, whose length its first 8 bytes tell, and blocks at equal distances; returns
+/// the length of the file.
+fn sample(path: &Path, seen: &mut Vec<u8>) -> std::io::Result<u64> {
+    let file = File::open(path)?;
+    let length = file.metadata()?.len();
+    let mut take = |start: u64, count: u64| {
+        let mut bytes = vec![0; count.min(length.saturating_sub(start)) as usize];
+        file.read_exact_at(&mut bytes, start)?;
+        seen.extend(&bytes);
+        Ok::<_, std::io::Error>(bytes)
+    };
+    let header: [u8; 8] = take(0, 8)?.try_into().unwrap_or_default();
+    take(8, u64::from_le_bytes(header).min(LONGEST_HEADER))?;
+    for block in 0..BLOCKS {
+        take(length / BLOCKS * block, BLOCK)?;
+    }
+    Ok(length)
 }
 
 /// `model.safetensors`, or the files that `model.safetensors.index.json` lists.

@@ -1,6 +1,6 @@
 //! Configuration of a BERT: sizes, choices and derived values.
 
-use ferrotron_nn::{AttentionConfig, Bias, Init, MlpConfig};
+use ferrotron_nn::{AttentionConfig, Bias, Init, MlpConfig, NormGain};
 use ferrotron_tensor::ops::attention::AttentionMask;
 use ferrotron_tensor::{Error, Result};
 use serde::{Deserialize, Serialize};
@@ -74,8 +74,8 @@ impl BertConfig {
 
     /// Errors, naming the values, if the sizes are inconsistent.
     pub fn validate(&self) -> Result<()> {
-        if self.activation == ActivationKind::Swiglu {
-            let message = "activation swiglu is for gpt: use gelu-tanh, gelu-erf or relu";
+        if self.activation.is_gated() {
+            let message = "activations with a gate are for gpt: use gelu-tanh, gelu-erf or relu";
             return Err(Error::config("bert", message));
         }
         SizeCheck {
@@ -157,7 +157,8 @@ impl BertConfig {
 
     pub(crate) fn norm(&self) -> NormConfig {
         let (width, epsilon) = (self.hidden_size, self.norm_epsilon);
-        NormConfig { kind: Normalization::LayerNorm, width, bias: Bias::Yes, epsilon }
+        let gain = NormGain::Weight;
+        NormConfig { kind: Normalization::LayerNorm, width, bias: Bias::Yes, epsilon, gain }
     }
 
     /// The configuration of every block. Pre-norm projections whose output is added to the residual stream begin
@@ -188,6 +189,7 @@ impl BertConfig {
             },
             norm: self.norm(),
             norm_placement: self.norm_placement,
+            sandwich_norm: false,
             parallel_residual: false,
             hidden_dropout: self.hidden_dropout,
         }

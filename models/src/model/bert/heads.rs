@@ -57,7 +57,7 @@ impl MaskedLmHead {
     }
 
     fn params(&self) -> HeadParams<'_> {
-        HeadParams { weight: &self.weight, bias: Some(&self.bias) }
+        HeadParams { weight: &self.weight, bias: Some(&self.bias), softcap: None }
     }
 
     /// The summed cross-entropy of (B, T, C) against targets (B, T); negative targets are ignored.

@@ -3,7 +3,7 @@
 use ferrotron_models::batch_size::{BatchSize, BatchSizeConfig};
 use ferrotron_models::checkpoint::LocalShard;
 use ferrotron_models::data::{Batch, Samples, TokenBatch};
-use ferrotron_models::gpt::{ActivationKind, Gpt, GptConfig};
+use ferrotron_models::gpt::{ActivationKind, Gpt, GptConfig, WindowPattern};
 use ferrotron_models::trainer::{ParallelConfig, PrecisionConfig, Trainer, TrainerConfig};
 use ferrotron_nn::schedule::LrSchedule;
 use ferrotron_nn::{
@@ -35,8 +35,9 @@ pub fn gpt2(layers: usize) -> GptConfig {
 const SCALING: RopeScaling =
     RopeScaling { original_max_position_embeddings: 8, ..RopeScaling::llama3(4.0) };
 
-/// The same with ReLU, as it is, a model with grouped queries and SwiGLU, and that with all options of attention.
-pub fn models(layers: usize) -> [GptConfig; 4] {
+/// The same with ReLU, as it is, a model with grouped queries and SwiGLU, that with all options of attention, and one of
+/// Gemma 2's style with biases.
+pub fn models(layers: usize) -> [GptConfig; 5] {
     let llama = GptConfig {
         hidden_dropout: 0.1,
         attention_dropout: 0.1,
@@ -47,13 +48,24 @@ pub fn models(layers: usize) -> [GptConfig; 4] {
         qk_layernorm: true,
         add_qkv_bias: true,
         window_size: Some(5),
-        window_attn_skip_freq: Some(2),
+        window_attn_skip_freq: Some(WindowPattern::SkipEvery(2)),
         attn_logit_softcapping: Some(5.0),
         rope_scaling: Some(SCALING),
         use_parallel_residual: true,
         ..llama.clone()
     };
-    [GptConfig { activation: ActivationKind::Relu, ..gpt2(layers) }, gpt2(layers), llama, optioned]
+    let gemma = GptConfig {
+        kv_channels: 6,
+        window_size: Some(5),
+        query_pre_attn_scalar: Some(10.0),
+        add_attention_bias: true,
+        add_mlp_bias: true,
+        hidden_dropout: 0.1,
+        attention_dropout: 0.1,
+        ..GptConfig::gemma2(13, layers, 32, 4, 2, SEQ_LENGTH)
+    };
+    let relu = GptConfig { activation: ActivationKind::Relu, ..gpt2(layers) };
+    [relu, gpt2(layers), llama, optioned, gemma]
 }
 
 /// Tokens by sample number.

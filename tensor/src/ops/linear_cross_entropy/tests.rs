@@ -176,7 +176,7 @@ fn a_bias_is_a_column_of_ones() {
     let (x_1, w_1) = (of(&[N, C + 1], &wide(&x, &|_| 1.0)), of(&[V, C + 1], &wide(&w, &|i| b[i])));
     let (x, w, b) = (of(&[N, C], &x), of(&[V, C], &w), of(&[V], &b));
     let (t, half) = (targets(&device, &[N]), scalar(&x, 0.5));
-    let head = HeadWeights { weight: &w, bias: Some(&b) };
+    let head = HeadWeights { weight: &w, bias: Some(&b), softcap: None };
     for bound in [0, 300, 1 << 20] {
         let want = linear_cross_entropy(&x_1, &w_1, &t, &SMOOTH, bound).unwrap();
         let got = linear_cross_entropy(&x, head, &t, &SMOOTH, bound).unwrap();
@@ -199,7 +199,7 @@ fn a_bias_is_a_column_of_ones() {
         assert_close("dbias", &db.expect("db is handed over"), &column(C, 1), 1e-13);
     }
     let short = of(&[V - 1], &values(V - 1, 7));
-    let head = HeadWeights { weight: &w, bias: Some(&short) };
+    let head = HeadWeights { weight: &w, bias: Some(&short), softcap: None };
     let error = linear_cross_entropy(&x, head, &t, &SMOOTH, 0).unwrap_err().to_string();
     assert_eq!(error, "linear_cross_entropy: needs a bias (V), got [8] for W [9, 5]");
 }

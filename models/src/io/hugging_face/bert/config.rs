@@ -14,6 +14,14 @@ use crate::model::bert::{BertConfig, NormPlacement};
 const KINDS: [(&str, NormPlacement); 2] =
     [("bert", NormPlacement::Post), ("megatron-bert", NormPlacement::Pre)];
 
+/// The `model_type` of a BERT.
+pub(super) fn model_type(placement: NormPlacement) -> &'static str {
+    match placement {
+        NormPlacement::Post => "bert",
+        NormPlacement::Pre => "megatron-bert",
+    }
+}
+
 /// The configuration of the BERT in `folder`.
 pub(super) fn parse(folder: &Path, binary_head: bool) -> Result<BertConfig> {
     let (path, config) = read_json(folder)?;
@@ -58,14 +66,14 @@ fn from_json(config: &Value, binary_head: bool) -> std::result::Result<BertConfi
 
 /// The contents of `config.json`.
 pub(super) fn write_config(config: &BertConfig, dtype: DType) -> Value {
-    let (model_type, class) = match config.norm_placement {
-        NormPlacement::Post => ("bert", "Bert"),
-        NormPlacement::Pre => ("megatron-bert", "MegatronBert"),
+    let class = match config.norm_placement {
+        NormPlacement::Post => "Bert",
+        NormPlacement::Pre => "MegatronBert",
     };
     let head = if config.binary_head { "ForPreTraining" } else { "ForMaskedLM" };
     json!({
         "architectures": [format!("{class}{head}")],
-        "model_type": model_type,
+        "model_type": model_type(config.norm_placement),
         "vocab_size": config.vocab_size,
         "hidden_size": config.hidden_size,
         "num_hidden_layers": config.num_layers,

@@ -188,5 +188,20 @@ pub fn export(bert: &Bert, folder: &Path) -> Result<()> {
     write_folder(folder, &config, tensors)
 }
 
+/// As [`export`], if `model_type` is the one that the model has there.
+///
+/// # Errors
+/// Errors of [`export`]; another `model_type`.
+pub fn export_as(bert: &Bert, model_type: &str, folder: &Path) -> Result<()> {
+    let own = config::model_type(bert.config().norm_placement);
+    if model_type == own {
+        return export(bert, folder);
+    }
+    let message = format!(
+        "this model cannot be a Hugging Face {model_type}: a BERT with its norm-placement is a {own}"
+    );
+    Err(Error::config("hugging_face", message))
+}
+
 #[cfg(test)]
 mod tests;

@@ -4,7 +4,9 @@ use ferrotron_tensor::{Error, Result};
 use serde_json::{Map, Value};
 
 use crate::io::hugging_face::mapping::{Form, Mapping};
+use crate::model::block::Normalization;
 use crate::model::config::{GptConfig, PositionEmbedding};
+use crate::model::window_pattern::WindowPattern;
 
 /// A family of models.
 pub(in crate::io::hugging_face) struct Family {
@@ -74,6 +76,15 @@ impl Family {
             if learned {
                 config.rotary_base = 0.0; // means nothing
             }
+            // Several switches for the same biases. Norms have one only if they are LayerNorms.
+            if config.normalization == Normalization::RmsNorm && config.add_bias {
+                config.add_bias = false;
+                (config.add_attention_bias, config.add_mlp_bias) = (true, true);
+            }
+            config.add_qkv_bias &= !config.add_attention_bias;
+            normalize_windows(&mut config);
+            let own = config.kv_channels as f64;
+            config.query_pre_attn_scalar = config.query_pre_attn_scalar.filter(|&x| x != own);
             // Dropout is a matter of training.
             (config.hidden_dropout, config.attention_dropout) = (0.0, 0.0);
             match serde_json::to_value(config) {
@@ -131,4 +142,13 @@ impl Family {
         let (_, theirs) = self.layers[0];
         format!("{}{theirs}.weight", self.prefix)
     }
+}
+
+/// Describes the blocks with windows in the one way in which a folder is read.
+fn normalize_windows(config: &mut GptConfig) {
+    let has_window = |block: usize| config.block_attention(block).window.is_some();
+    let windows: Vec<bool> = (0..config.num_layers).map(has_window).collect();
+    config.window_size = config.window_size.filter(|_| windows.contains(&true));
+    let pattern = config.window_size.and_then(|_| WindowPattern::from_blocks(&windows));
+    config.window_attn_skip_freq = pattern;
 }

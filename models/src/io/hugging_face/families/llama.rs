@@ -4,7 +4,7 @@ use serde_json::{Map, Value, json};
 
 use super::family::{Family, Theirs};
 use super::rope::{read_rope, write_rope};
-use crate::io::hugging_face::json::{number, object, only, size};
+use crate::io::hugging_face::json::{number, object, size};
 use crate::model::config::GptConfig;
 
 pub(super) const LLAMA: Family = Family {
@@ -30,22 +30,30 @@ pub(super) const LLAMA: Family = Family {
 };
 
 fn read(config: &Value) -> Result<GptConfig, String> {
-    only(config, "attention_bias", false)?;
-    only(config, "mlp_bias", false)?;
-    read_llama(config)
+    let switch = |name: &str| config[name].as_bool().unwrap_or(false);
+    Ok(GptConfig {
+        add_attention_bias: switch("attention_bias"),
+        add_mlp_bias: switch("mlp_bias"),
+        ..read_llama(config)?
+    })
 }
 
-/// The fields that all relatives of Llama have.
+/// The fields that all relatives of Llama with SwiGLU have.
 pub(super) fn read_llama(config: &Value) -> Result<GptConfig, String> {
+    let act = config["hidden_act"].as_str().unwrap_or("silu");
+    if act != "silu" {
+        return Err(format!("has hidden_act '{act}': only silu is supported"));
+    }
+    read_gated(config)
+}
+
+/// The fields that all relatives of Llama have, whatever their activation.
+pub(super) fn read_gated(config: &Value) -> Result<GptConfig, String> {
     let [hidden, heads] = [size(config, "hidden_size")?, size(config, "num_attention_heads")?];
     let or = |name, default| match &config[name] {
         Value::Null => Ok(default),
         _ => size(config, name),
     };
-    let act = config["hidden_act"].as_str().unwrap_or("silu");
-    if act != "silu" {
-        return Err(format!("has hidden_act '{act}': only silu is supported"));
-    }
     let rope = read_rope(config, "rope_theta", "partial_rotary_factor", 1.0)?;
     let llama = GptConfig::llama(
         size(config, "vocab_size")?,
@@ -70,12 +78,13 @@ pub(super) fn read_llama(config: &Value) -> Result<GptConfig, String> {
 
 fn write(config: &GptConfig) -> Map<String, Value> {
     let mut fields = write_llama(config);
-    fields.insert("attention_bias".into(), false.into());
-    fields.insert("mlp_bias".into(), false.into());
+    let attention_bias = config.add_bias || config.add_attention_bias;
+    fields.insert("attention_bias".into(), attention_bias.into());
+    fields.insert("mlp_bias".into(), (config.add_bias || config.add_mlp_bias).into());
     fields
 }
 
-/// The inverse of [`read_llama`].
+/// The inverse of [`read_llama`] and [`read_gated`].
 pub(super) fn write_llama(config: &GptConfig) -> Map<String, Value> {
     let mut fields = object(json!({
         "vocab_size": config.vocab_size,

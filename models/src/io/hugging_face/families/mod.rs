@@ -2,12 +2,14 @@
 //! among the weights.
 
 mod family;
+mod gemma;
 mod gpt2;
 mod gpt_neox;
 mod llama;
 mod mistral;
 mod qwen;
 mod rope;
+mod windows;
 
 use ferrotron_tensor::Result;
 
@@ -16,22 +18,22 @@ use crate::model::config::GptConfig;
 pub(super) use family::Family;
 
 /// Every family, in the order in which an export tries them.
-pub(super) const FAMILIES: [&Family; 6] = [
+pub(super) const FAMILIES: [&Family; 7] = [
     &gpt2::GPT2,
     &llama::LLAMA,
     &mistral::MISTRAL,
     &qwen::QWEN2,
     &qwen::QWEN3,
+    &gemma::GEMMA2,
     &gpt_neox::GPT_NEOX,
 ];
 
 /// Known families that are not supported, and the switch that each would need.
-const OTHERS: [(&str, &str); 11] = [
+const OTHERS: [(&str, &str); 10] = [
     ("bloom", "ALiBi in the configuration of a GPT"),
     ("falcon", "one norm for attention and MLP"),
-    ("gemma", "norms with weights around 0 and scaled embeddings"),
-    ("gemma2", "norms with weights around 0, norms behind attention and MLP, scaled embeddings"),
-    ("gemma3_text", "norms with weights around 0 and two rotary bases"),
+    ("gemma", "GeGLU without norms behind attention and MLP in a configuration of transformers"),
+    ("gemma3_text", "two rotary bases"),
     ("gptj", "one norm for attention and MLP, and rotations of neighbouring elements"),
     ("mixtral", "experts"),
     ("olmo2", "norms behind attention and MLP, before the addition"),
