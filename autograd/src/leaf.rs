@@ -255,7 +255,7 @@ impl Leaf {
     ///
     /// Hooks are called in the order in which they were added. A hook must drop the tensor and its views before it
     /// returns: the next contribution is written to their memory, and refused while they read it. An error of a hook
-    /// comes out of backward.
+    /// comes out of backward, and so does one for a hook that adds to the gradient of its own leaf.
     ///
     /// ```
     /// use ferrotron_autograd::Leaf;
@@ -276,7 +276,7 @@ impl Leaf {
         &self,
         hook: impl FnMut(&Leaf, &Tensor) -> Result<()> + Send + 'static,
     ) -> HookId {
-        self.0.hooks.add(Arc::new(Mutex::new(hook)))
+        self.0.hooks.add(Box::new(hook))
     }
 
     /// Removes a hook of this leaf. Returns whether it was there.
@@ -337,7 +337,7 @@ impl Leaf {
         check_parameter((self.name(), self.address()), || self.gradient())?;
         for hook in self.0.hooks.all() {
             let Some(gradient) = self.gradient()? else { break };
-            (lock(&hook))(self, &gradient)?;
+            hook.call(self.name(), |hook| hook(self, &gradient))?;
         }
         self.0.reduction.arrived(contributions)
     }

@@ -1,8 +1,9 @@
 //! Hooks of a leaf: a list of those that users add, and the reduction of its gradient, which is none of them.
 
-use ferrotron_tensor::Result;
+use ferrotron_tensor::{Error, Result};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, Weak};
+use std::thread::{ThreadId, current};
 
 use crate::lock;
 
@@ -10,10 +11,17 @@ use crate::lock;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct HookId(u64);
 
-/// The hooks of a list, in the order in which they were added.
+/// A hook, and the thread that calls it at present.
+pub(super) struct Hook<F: ?Sized> {
+    id: HookId,
+    caller: Mutex<Option<ThreadId>>,
+    function: Mutex<Box<F>>,
+}
+
+/// The hooks of a leaf, in the order in which they were added.
 pub(super) struct HookList<F: ?Sized> {
     next: AtomicU64,
-    hooks: Mutex<Vec<(HookId, Arc<Mutex<F>>)>>,
+    hooks: Mutex<Vec<Arc<Hook<F>>>>,
 }
 
 impl<F: ?Sized> HookList<F> {
@@ -21,9 +29,10 @@ impl<F: ?Sized> HookList<F> {
         HookList { next: AtomicU64::new(0), hooks: Mutex::new(Vec::new()) }
     }
 
-    pub(super) fn add(&self, hook: Arc<Mutex<F>>) -> HookId {
+    pub(super) fn add(&self, function: Box<F>) -> HookId {
         let id = HookId(self.next.fetch_add(1, Relaxed));
-        lock(&self.hooks).push((id, hook));
+        let (caller, function) = (Mutex::new(None), Mutex::new(function));
+        lock(&self.hooks).push(Arc::new(Hook { id, caller, function }));
         id
     }
 
@@ -31,13 +40,31 @@ impl<F: ?Sized> HookList<F> {
     pub(super) fn remove(&self, id: HookId) -> bool {
         let mut hooks = lock(&self.hooks);
         let before = hooks.len();
-        hooks.retain(|(other, _)| *other != id);
+        hooks.retain(|hook| hook.id != id);
         hooks.len() < before
     }
 
     /// The hooks at this time: one that is called may add or remove others.
-    pub(super) fn all(&self) -> Vec<Arc<Mutex<F>>> {
-        lock(&self.hooks).iter().map(|(_, hook)| hook.clone()).collect()
+    pub(super) fn all(&self) -> Vec<Arc<Hook<F>>> {
+        lock(&self.hooks).clone()
+    }
+}
+
+impl<F: ?Sized> Hook<F> {
+    /// Passes the hook's function to `call`. Other threads wait for its end.
+    ///
+    /// Errors if the hook itself has led here: it would wait for ever. `leaf` is the leaf's name.
+    pub(super) fn call(&self, leaf: &str, call: impl FnOnce(&mut F) -> Result<()>) -> Result<()> {
+        let own = Some(current().id());
+        if *lock(&self.caller) == own {
+            let message = format!("a hook of '{leaf}' adds to the gradient of '{leaf}' itself");
+            return Err(Error::graph("hook", message));
+        }
+        let mut function = lock(&self.function);
+        *lock(&self.caller) = own;
+        let result = call(&mut function);
+        *lock(&self.caller) = None;
+        result
     }
 }
 

@@ -299,3 +299,16 @@ fn a_lazy_leaf_is_made_once_and_where_it_belongs() -> Result<()> {
     assert_eq!(again, "leaf: 'w' has no value: its initialisation failed before");
     Ok(())
 }
+
+/// It would wait for itself.
+#[test]
+fn a_hook_that_leads_to_its_own_call_is_refused() -> Result<()> {
+    let leaf = Leaf::new("w", Tensor::full(&Device::cpu(1)?, DType::F64, &[2], 1.0)?);
+    let own = leaf.clone();
+    let hook = leaf.add_hook(move |_, _| own.accumulate_with(|gradient, _| gradient.zero_fill()));
+    let error = leaf.var()?.sum_all()?.backward().unwrap_err().to_string();
+    assert_eq!(error, "hook: a hook of 'w' adds to the gradient of 'w' itself");
+    assert!(leaf.remove_hook(hook));
+    leaf.zero_gradient();
+    leaf.var()?.sum_all()?.backward()
+}
