@@ -142,7 +142,7 @@ fn median(mut values: Vec<f64>) -> f64 {
     values[values.len() / 2]
 }
 
-/// What all ranks of a layout write.
+/// The files that all ranks of a layout write.
 fn dry() -> Result<()> {
     for (name, [tensor, data, pipeline], sharding) in [
         ("gpt2-1.5b", [1, 1, 1], Sharding::None),

@@ -57,7 +57,7 @@ pub use params::summary::{ModuleSummary, SummaryRow};
 pub use ferrotron_tensor::ops::attention::AttentionMask;
 pub use ferrotron_tensor::ops::outcome::clip_coefficient;
 
-/// What optimizers ask the crate `parallel` for.
+/// Exchanges that optimizers ask of the crate `parallel`.
 #[doc(hidden)]
 pub mod shard_exchange {
     pub use crate::optimizer::{ExchangeSize, NoExchange, ShardExchange, ShardedSum};

@@ -35,7 +35,7 @@ pub struct RunInput {
     pairs: Option<(SentencePairs, Option<HeldOutPairs>)>,
     /// The samples of Megatron's data sets, if the options name such.
     blended: Option<BlendedInput>,
-    /// What stops at the end of a document.
+    /// The treatment of the ends of documents.
     documents: Option<DocumentConfig>,
 }
 

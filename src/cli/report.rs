@@ -98,7 +98,7 @@ fn layout_lines<M: TrainedModel>(trainer: &Trainer<M>, seq_length: usize) -> Opt
     })
 }
 
-/// What a rank sends in a step, in words; replicas that take steps of their own are averaged every so many.
+/// Says in words how much a rank sends in a step; replicas that take steps of their own are averaged every so many.
 fn sent(traffic: StepTraffic, frozen: bool, synchronize_every: usize) -> String {
     let StepTraffic { tensor, context, pipeline, data, optimizer, average } = traffic;
     let parts = [

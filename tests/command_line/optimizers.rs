@@ -68,7 +68,7 @@ fn the_moving_average_is_evaluated_exported_and_asked_for_by_name() {
     assert!(message.contains("--ema-decay: must be in [0, 1), got 1"), "{message}");
 }
 
-/// What was typed for another optimizer is refused; what a checkpoint remembers is not.
+/// Refuses options that were typed for another optimizer, but not those that a checkpoint remembers.
 #[test]
 fn options_of_another_optimizer_are_refused_by_name() {
     let folder = folder_with_text();

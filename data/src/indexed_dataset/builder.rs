@@ -31,7 +31,7 @@ pub struct IndexedDatasetBuilder {
     on_drop: OnDrop,
 }
 
-/// What becomes of the parts of a data set that is dropped.
+/// The treatment of the parts of a data set that is dropped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum OnDrop {
     Remove,
@@ -283,7 +283,7 @@ impl IndexedDatasetBuilder {
         Ok(())
     }
 
-    /// As [`IndexedDatasetBuilder::finish`], but the boundaries of documents stay in their part, so that
+    /// Like [`IndexedDatasetBuilder::finish`], but the boundaries of documents stay in their part, so that
     /// [`IndexedDatasetBuilder::resume`] is possible until [`IndexedDatasetBuilder::remove_parts`].
     ///
     /// # Errors

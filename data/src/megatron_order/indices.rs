@@ -83,7 +83,7 @@ impl Indices {
     }
 }
 
-/// How often the sequences are read.
+/// The numbers of passes over the sequences.
 struct Epochs {
     count: u64,
     /// The samples before the last epoch, if that one is shuffled apart.
@@ -106,7 +106,7 @@ impl Epochs {
     }
 }
 
-/// Where every `length`-th token of the documents lies, `total` + 1 times.
+/// The places of every `length`-th token of the documents, `total` + 1 of them.
 fn starts(lengths: &[u32], first: u64, documents: &[u32], length: u64, total: u64) -> Vec<Start> {
     let mut starts = Vec::with_capacity(total as usize + 1);
     starts.push(Start { position: 0, offset: 0 });

@@ -1,11 +1,11 @@
-//! What is read and written, and the limits of both.
+//! Inputs and outputs of a call, and the limits of both.
 
 use crate::token_type::TokenType;
 use ferrotron_tensor::{Error, Result};
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// What is read and written, and how.
+/// Inputs and outputs of a call, and their formats.
 #[derive(Debug, Clone)]
 pub struct PreprocessConfig {
     /// Files, and folders that are searched for files.

@@ -6,7 +6,7 @@ use ferrotron_tensor::Result;
 /// Bytes of a piece, from which the next cut is looked for.
 pub const PIECE: usize = 64 << 10;
 
-/// Where a text may be cut.
+/// The places at which a text may be cut.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CutRule {
     /// In front of a space between two letters, and behind a line break between a character that is no white space and

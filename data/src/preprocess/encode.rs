@@ -8,7 +8,7 @@ use crate::tokenizer::Tokenizer;
 use ferrotron_tensor::{Error, Result};
 use serde_json::{Map, Value};
 
-/// What all workers share.
+/// The state that all workers share.
 pub struct Encoder {
     pub tokenizer: Tokenizer,
     pub cut: CutRule,
@@ -34,11 +34,11 @@ pub struct Tokens {
 /// An end behind so many tokens of the batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum End {
-    /// Of a sentence.
+    /// The end of a sentence.
     Sequence(usize),
-    /// Of a document, if it has a token.
+    /// The end of a document, if it has a token.
     Paragraph(usize),
-    /// Of a document.
+    /// The end of a document.
     Document(usize),
 }
 

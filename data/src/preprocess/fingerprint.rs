@@ -58,7 +58,7 @@ pub fn path(prefix: &Path) -> PathBuf {
     with_suffix(prefix, ".fingerprint.json")
 }
 
-/// What decides the bytes of the files, as the journal compares it.
+/// The settings that decide the bytes of the files, as the journal compares them.
 pub fn settings(config: &PreprocessConfig, tokenizer: &Tokenizer, sources: &[Source]) -> Value {
     let mut options = json!({
         "json_keys": config.json_keys,

@@ -24,7 +24,7 @@ pub struct FlatFiles {
     buffer: Vec<u8>,
 }
 
-/// How far the files are.
+/// The progress of the files.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FlatState {
     /// The shard at hand, and its tokens.

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::time::UNIX_EPOCH;
 
-/// What a file contains.
+/// The contents of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Content {
     /// A JSON object on each line.
@@ -17,7 +17,7 @@ pub enum Content {
     Text,
 }
 
-/// How a file is compressed.
+/// The compression of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Compression {
     None,
@@ -41,7 +41,7 @@ impl Source {
         (content.unwrap_or(Content::Text), compression)
     }
 
-    /// What a journal compares.
+    /// The fields that a journal compares.
     pub fn to_json(&self) -> Value {
         json!({ "path": self.name(), "bytes": self.bytes, "modified": self.modified })
     }

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 /// An entry.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Journal {
-    /// What decides the bytes of the files: options, tokenizer and sources.
+    /// The settings that decide the bytes of the files: options, tokenizer and sources.
     pub settings: Value,
     pub position: Position,
     /// Bytes of the sources in front of it.

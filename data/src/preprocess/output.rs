@@ -22,7 +22,7 @@ enum Files {
     Flat(Box<FlatFiles>),
 }
 
-/// What has been written, and the document at hand.
+/// The numbers written so far, and the document at hand.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OutputCounts {
     pub documents: u64,
@@ -190,7 +190,7 @@ impl TokenOutput {
         &self.prefix
     }
 
-    /// What has been written.
+    /// The numbers written so far.
     pub fn counts(&self) -> &OutputCounts {
         &self.counts
     }

@@ -74,7 +74,7 @@ impl Drop for Pipeline {
     }
 }
 
-/// What a channel gives, or `Some(None)` if it is closed; `None` if `stop` is set first.
+/// Waits for the next value of a channel: the value, or `Some(None)` if it is closed; `None` if `stop` is set first.
 fn wait<T>(channel: &Receiver<T>, stop: &AtomicBool) -> Option<Option<T>> {
     loop {
         if stop.load(Relaxed) {

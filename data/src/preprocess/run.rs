@@ -16,7 +16,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Instant;
 
-/// How far a call is.
+/// The progress of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PreprocessProgress {
     /// Bytes of the files that are read and written out as tokens.
@@ -31,7 +31,7 @@ pub struct PreprocessProgress {
     pub tokens: u64,
 }
 
-/// What a call has done.
+/// The result of a call.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PreprocessReport {
     /// For each key, the prefix of its files and their number of documents and of tokens.

@@ -7,7 +7,7 @@ use ferrotron_tensor::{Error, Result};
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
 
-/// What has been found right.
+/// The numbers of a data set that is right.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Verified {
     /// Number of documents; none for files without an index or a fingerprint.

@@ -43,7 +43,7 @@ impl FileRecord {
         self.verify_unless(path, &AtomicBool::new(false))
     }
 
-    /// As [`FileRecord::verify`]; errors soon after `cancelled` is set.
+    /// Like [`FileRecord::verify`]; errors soon after `cancelled` is set.
     pub fn verify_unless(&self, path: &Path, cancelled: &AtomicBool) -> Result<(), Fault> {
         self.verify_length(path)?;
         let found = checksum(path, cancelled)?;

@@ -175,7 +175,7 @@ struct Run<'a, M: Model> {
     rewind_to: Option<PathBuf>,
 }
 
-/// What all ranks know between two steps, beside the state of a checkpoint that is being written.
+/// The requests that all ranks know between two steps, beside the state of a checkpoint that is being written.
 struct StopRequests {
     /// A rank was asked to stop.
     stop: bool,

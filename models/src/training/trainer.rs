@@ -60,7 +60,7 @@ pub struct Trainer<M: Model> {
     schedule: Option<(usize, PipelineSchedule)>,
     /// The steps that are replayed, with [`ExecutionMode::CudaGraph`].
     graph: Option<StepGraph>,
-    /// What checkpoints are written from, with [`SaveMode::Async`].
+    /// The buffers from which checkpoints are written, with [`SaveMode::Async`].
     snapshot: Option<SnapshotBuffers>,
 }
 
@@ -292,7 +292,7 @@ impl<M: Model> Trainer<M> {
         checkpoint::save(folder, self.mesh.world(), self.checkpoint_snapshot(tokenizer, run)?)
     }
 
-    /// As [`Trainer::save`], but waits for no disk: it returns when weights and optimizer state are copied. See
+    /// Like [`Trainer::save`], but waits for no disk: it returns when weights and optimizer state are copied. See
     /// [`PendingSave`].
     ///
     /// Errors as [`Trainer::save`]; without [`SaveMode::Async`]; and while an earlier save is not done.

@@ -11,7 +11,7 @@ use crate::RopeScaling;
 #[derive(Clone, Default)]
 pub(crate) struct RotaryTables(Arc<Mutex<Vec<(Angles, RotaryTable)>>>);
 
-/// What a table is computed from.
+/// The values from which a table is computed.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Angles {
     pub device: Device,

@@ -56,7 +56,7 @@ const USED: [[&[usize]; 4]; 4] = [
     [&[1, 2], &[], &[2], &[0]],
 ];
 
-/// What a rank holds after a step: a name, a shard, and its values.
+/// The tensors of a rank after a step: a name, a shard, and its values.
 type Held = Vec<(String, ShardSpec, Vec<f64>)>;
 
 /// Trains, and returns the weights and their moving averages after each step.

@@ -277,7 +277,7 @@ impl DataArgs {
         if self.allow_data_change { DataChange::Allowed } else { DataChange::Refused }
     }
 
-    /// What stops at the end of a document, if anything does.
+    /// The treatment of the ends of documents, if there is one.
     ///
     /// # Errors
     /// No end-of-document token, or one beyond the vocabulary; one without anything that stops there.

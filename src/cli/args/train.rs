@@ -107,7 +107,7 @@ pub struct OptimizationArgs {
     /// Largest global gradient norm; 0 switches clipping off
     #[arg(long, value_name = "X", default_value_t = 1.0)]
     pub clip_grad: f64,
-    /// What to do with a step whose loss or gradient norm is not finite, or whose loss is a spike: stop; skip it; or rewind to
+    /// Reaction to a step whose loss or gradient norm is not finite, or whose loss is a spike: stop; skip it; or rewind to
     /// the last checkpoint and go on with the samples behind it
     #[arg(long, value_name = "REACTION", default_value = "stop")]
     pub on_bad_step: String,

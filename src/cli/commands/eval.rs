@@ -76,7 +76,7 @@ struct Batches {
     source: TokenSource,
     seq_length: usize,
     micro_batch_size: usize,
-    /// What stops at the end of a document, as in the run.
+    /// The treatment of the ends of documents, as in the run.
     documents: Option<DocumentConfig>,
 }
 

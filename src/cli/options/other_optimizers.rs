@@ -6,7 +6,7 @@ use serde_json::Value;
 use crate::cli::args::optimizer::DEFAULT_OPTIMIZER;
 use crate::cli::options::{Options, Source};
 
-/// How the names of an optimizer's options begin, and the optimizers that read them.
+/// The prefixes of the names of optimizers' options, and the optimizers that read them.
 const READERS: [(&str, &[&str]); 5] = [
     ("adam-", &["adam", "muon"]),
     ("sgd-", &["sgd"]),

@@ -110,7 +110,7 @@ impl Tensor {
         self.stage_as(Category::Communication)
     }
 
-    /// As [`Tensor::stage`], for another use than a collective's: the copy is counted under `category`.
+    /// Like [`Tensor::stage`], for another use than a collective's: the copy is counted under `category`.
     pub fn stage_as(&self, category: Category) -> Result<Option<Staging>> {
         if self.device().gpu().is_none() {
             return Ok(None);

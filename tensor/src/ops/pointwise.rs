@@ -107,7 +107,7 @@ fn for_pairs<T: Element>(
 
 /// A partial derivative of a binary row.
 trait Derivative: 'static {
-    /// Of [`BinaryRow::VARIES`].
+    /// The constant of [`BinaryRow::VARIES`].
     const VARIES: bool;
     fn at<R: Real>(a: R, b: R) -> R;
 }

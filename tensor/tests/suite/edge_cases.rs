@@ -1,4 +1,4 @@
-//! What methods make of integers, of numbers that must be divided, of strides, and of sizes that fit no memory.
+//! Results of methods on integers, of numbers that must be divided, of strides, and of sizes that fit no memory.
 
 use ferrotron_tensor::ops::argsort::SortOrder;
 use ferrotron_tensor::{DType, Device, Result, Tensor};

@@ -57,7 +57,7 @@ pub struct PendingSave {
     world: Group,
     writer: Writer,
     is_publishing: bool,
-    /// What the first rank needs to publish, until it does.
+    /// The data that the first rank needs to publish, until it does.
     unpublished: Option<(Staging, Documents)>,
 }
 

@@ -15,7 +15,7 @@ use crate::io::tensor_file::{
     ChecksumWriter, Fault, FileTensor, put_tensor, write_bytes, write_tensor_file,
 };
 
-/// What a rank writes: tensors by file, in the order of the files, and their places in the checkpoint.
+/// The output of a rank: tensors by file, in the order of the files, and their places in the checkpoint.
 pub(super) struct RankFiles {
     index: Index,
     files: Vec<(String, Vec<FileTensor>)>,

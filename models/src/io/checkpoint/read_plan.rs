@@ -86,7 +86,7 @@ impl<'a> ReadPlan<'a> {
         })
     }
 
-    /// What a rank that holds `wanted` needs of the positions in `share`, in their order.
+    /// Returns the parts of the positions in `share` that a rank with `wanted` needs, in their order.
     ///
     /// Errors if a dtype is not known.
     pub fn parts(

@@ -111,7 +111,7 @@ pub fn save(dir: &Path, world: &Group, snapshot: Snapshot) -> Result<PathBuf> {
     begin(dir, world, snapshot, None)?.wait()
 }
 
-/// As [`save`], but returns as soon as the tensors are copied into `buffers`; a thread writes the copies. See
+/// Like [`save`], but returns as soon as the tensors are copied into `buffers`; a thread writes the copies. See
 /// [`PendingSave`] for the rest. All ranks of `world` call this.
 ///
 /// ```

@@ -124,9 +124,9 @@ struct Exchange<'a> {
     plan: &'a ReadPlan<'a>,
     world: &'a Group,
     host: Device,
-    /// What this rank needs of all files.
+    /// The parts of all files that this rank needs.
     own: Vec<Part<'a>>,
-    /// What each other rank needs of this rank's share.
+    /// The parts of this rank's share that each other rank needs.
     others: Vec<Vec<Part<'a>>>,
     /// Tensors of GPUs, in host memory until they are complete, and the number of bytes that are missing.
     staged: HashMap<usize, (Vec<u8>, usize)>,

@@ -16,7 +16,7 @@ pub struct SnapshotBuffers(Arc<Mutex<Vec<Buffer>>>);
 /// The copy of one tensor.
 pub(super) enum Buffer {
     Host(Tensor),
-    /// Of a GPU's tensor.
+    /// The copy of a GPU's tensor.
     Pinned(Staging),
 }
 

@@ -37,7 +37,7 @@ pub fn export(gpt: &Gpt, folder: &Path) -> Result<()> {
     write(gpt, family_of(gpt.config())?, folder)
 }
 
-/// As [`export`], as the family whose `model_type` is given.
+/// Like [`export`], as the family whose `model_type` is given.
 ///
 /// # Errors
 /// Errors of [`export`]; a family that is not supported or does not hold this model.

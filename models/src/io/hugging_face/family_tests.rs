@@ -27,7 +27,7 @@ fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/hf/families").join(name)
 }
 
-/// What `transformers` computes from the model in `folder`.
+/// The numbers that `transformers` computes from the model in `folder`.
 struct Expected(Value);
 
 impl Expected {

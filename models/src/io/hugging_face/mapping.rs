@@ -1,11 +1,11 @@
-//! How one of our parameters is stored in Hugging Face's format, both ways.
+//! The place of one of our parameters in Hugging Face's format, both ways.
 
 use ferrotron_tensor::{Result, Tensor};
 
 /// The order of a weight's elements there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Form {
-    /// As here.
+    /// The same layout.
     Same,
     /// (in, out), where ours is (out, in).
     Transposed,

@@ -16,7 +16,7 @@ pub enum ModelKind {
     Bert,
 }
 
-/// How the names of BERT's classes begin, and their `model_type`.
+/// The prefixes of the names of BERT's classes, and their `model_type`.
 const BERTS: [(&str, &str); 2] = [("Bert", "bert"), ("MegatronBert", "megatron-bert")];
 
 /// The kind of the model in `folder`.
@@ -41,7 +41,7 @@ pub fn model_type(folder: &Path) -> Result<String> {
     read_json(folder).map(|(_, config)| model_type_of(&config).to_string())
 }
 
-/// As [`model_type`], of the contents of `config.json`; of an unknown class its name, which may be empty.
+/// Like [`model_type`], of the contents of `config.json`; of an unknown class its name, which may be empty.
 pub(super) fn model_type_of(config: &Value) -> &str {
     if let Some(kind) = config["model_type"].as_str() {
         return kind;

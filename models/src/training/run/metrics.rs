@@ -35,7 +35,7 @@ pub struct Metrics {
     /// True in a step that has updated nothing: its gradients overflowed, or it was bad.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub skipped: bool,
-    /// What is wrong with a bad step.
+    /// The reason why a step is bad.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bad_step: Option<String>,
     /// Step of the checkpoint to which training was rewound behind the step.

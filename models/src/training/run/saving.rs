@@ -23,7 +23,7 @@ pub(super) struct Saving<'a> {
     saved: Option<(u64, PathBuf)>,
 }
 
-/// What a save had to wait for: the checkpoint of an earlier step, for so long.
+/// The wait of a save for the checkpoint of an earlier step.
 pub(super) struct Waited {
     pub step: u64,
     pub duration: Duration,

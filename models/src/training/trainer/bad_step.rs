@@ -31,7 +31,7 @@ pub enum OnBadStep {
     Stop,
     /// The step counts and its samples are consumed, as those of a step whose gradients overflow.
     Skip,
-    /// As [`OnBadStep::Skip`], and [`Trainer::rewind`](super::Trainer::rewind) to the last checkpoint follows, which
+    /// Like [`OnBadStep::Skip`], and [`Trainer::rewind`](super::Trainer::rewind) to the last checkpoint follows, which
     /// [`run`](crate::run::run) calls.
     Rewind,
 }

@@ -25,7 +25,7 @@ pub struct StepReport {
     pub loss_scale: f64,
     /// Whether the gradients overflowed under a dynamic loss scale, and the update was skipped.
     pub skipped: bool,
-    /// What is wrong with a bad step, whose update was skipped: see [`BadStepConfig`](super::BadStepConfig).
+    /// The reason why the step is bad and its update was skipped: see [`BadStepConfig`](super::BadStepConfig).
     pub bad_step: Option<String>,
     /// Step of the checkpoint to which training was rewound behind a bad step.
     pub rewound_to: Option<u64>,

@@ -82,7 +82,7 @@ pub(super) fn dense_rows(tensor: &Tensor) -> Result<Tensor> {
 pub(crate) struct ScoreBias {
     pub numbers: Tensor,
     pub first: usize,
-    /// Of a diagonal, the step of queries is -1.
+    /// The steps between elements; that of a diagonal's queries is -1.
     pub steps: [i64; 3],
 }
 
