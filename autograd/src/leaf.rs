@@ -255,7 +255,7 @@ impl Leaf {
     ///
     /// Hooks are called in the order in which they were added. A hook must drop the tensor and its views before it
     /// returns: the next contribution is written to their memory, and refused while they read it. An error of a hook
-    /// comes out of backward, and so does one for a hook that leads to its own call.
+    /// comes out of backward, and so does one for a hook that adds to the gradient of its own leaf.
     ///
     /// ```
     /// use ferrotron_autograd::Leaf;

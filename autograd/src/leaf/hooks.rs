@@ -57,9 +57,7 @@ impl<F: ?Sized> Hook<F> {
     pub(super) fn call(&self, leaf: &str, call: impl FnOnce(&mut F) -> Result<()>) -> Result<()> {
         let own = Some(current().id());
         if *lock(&self.caller) == own {
-            let message = format!(
-                "a hook of '{leaf}' runs a backward pass that adds to the gradient of '{leaf}' itself"
-            );
+            let message = format!("a hook of '{leaf}' adds to the gradient of '{leaf}' itself");
             return Err(Error::graph("hook", message));
         }
         let mut function = lock(&self.function);
