@@ -149,7 +149,7 @@ impl Chart<'_> {
     fn curve(&self, svg: &mut String, (x, y): (&Scale, &Scale), colour: usize, series: &Series) {
         let buckets = series.buckets();
         let at = |step: u64, value: f64| (x_place(x, step as f64), y_place(y, value));
-        let middle = |steps: [u64; 2]| (steps[0] + steps[1]).div_ceil(2);
+        let middle = |steps: [u64; 2]| steps[0].midpoint(steps[1]);
         let line = |values: &mut dyn Iterator<Item = (u64, f64)>| {
             let mut path = String::new();
             for (index, (step, value)) in values.enumerate() {

@@ -120,14 +120,14 @@ fn add(curves: &mut Curves, totals: &mut Totals, line: &LoggedStep) {
     totals.steps += 1;
     totals.last_step = step;
     totals.skipped += u64::from(line.skipped);
-    totals.tokens += line.tokens;
+    totals.tokens = totals.tokens.saturating_add(line.tokens);
     if totals.steps == 1 {
         totals.tokens_per_step = line.tokens;
     }
     if let Some(milliseconds) = line.step_ms {
         let seconds = milliseconds / 1e3;
         totals.seconds += seconds;
-        totals.timed_tokens += line.tokens;
+        totals.timed_tokens = totals.timed_tokens.saturating_add(line.tokens);
         totals.data_seconds += line.data_wait_ms.unwrap_or(0.0) / 1e3;
         totals.operations += line.tflops.unwrap_or(0.0) * seconds;
     }
