@@ -18,7 +18,7 @@ use super::options::remembered::{MAY_DIFFER, canonical, same_number};
 use super::options::{imported, remembered};
 
 /// The value of an option that has none.
-const NOT_GIVEN: &str = "not given";
+pub const NOT_GIVEN: &str = "not given";
 
 /// The merged options.
 #[derive(Debug)]
@@ -107,7 +107,8 @@ pub fn data_facts(
     ]))
 }
 
-fn facts(matches: &ArgMatches, definition: &Definition) -> Facts {
+/// Every option that all ranks must have alike, with its value or default.
+pub fn facts(matches: &ArgMatches, definition: &Definition) -> Facts {
     let definition = definition.subcommand("train");
     let names = definition.get_arguments().filter_map(|arg| Some((arg.get_long()?, arg.get_id())));
     let compared = names.filter(|(name, _)| !MAY_DIFFER.contains(name));

@@ -80,6 +80,8 @@ enum Command {
     /// Draw and time the schedule of a pipeline
     #[command(allow_negative_numbers = true)]
     Schedule(commands::schedule::ScheduleArgs),
+    /// Draw runs in one page: curves, results, options, schedules
+    Report(commands::report::ReportArgs),
     /// Say what this machine offers: instruction sets, GPUs, libraries, and what is missing
     Doctor(commands::doctor::DoctorArgs),
     /// Print a script with which a shell completes commands and options
@@ -120,6 +122,7 @@ pub fn run(arguments: Vec<OsString>) -> Result<ExitCode> {
         Command::Checkpoint(args) => commands::checkpoint::checkpoint(&args),
         Command::Bench(args) => commands::bench::bench(&args),
         Command::Schedule(args) => commands::schedule::schedule(&args),
+        Command::Report(args) => commands::report::report(&args, &definition),
         Command::Doctor(args) => commands::doctor::doctor(&args),
         Command::Completions(args) => commands::completions::completions(&args, definition.whole()),
     };

@@ -20,6 +20,7 @@ mod options;
 mod output_files;
 mod precision;
 mod refusals;
+mod report;
 mod stopping;
 mod streams;
 mod tokenize;

@@ -10,12 +10,13 @@
 //! written is an [`Observer::warning`].
 
 mod config;
+mod logged_step;
 mod metrics;
-mod rewind;
 mod observer;
+mod rewind;
 mod saving;
-mod tracing;
 mod tensorboard;
+mod tracing;
 
 use ferrotron_parallel::collective::Reduction;
 use ferrotron_tensor::{ErrorKind, Result, Tensor};
@@ -33,13 +34,14 @@ use crate::training::stop::StopFlag;
 use crate::training::trainer::{Model, StepReport, Trainer};
 
 pub use config::{Intervals, RunConfig, RunData, TokenSamples, TraceConfig};
+pub use logged_step::{LoggedStep, read_metrics};
 use metrics::MetricsLog;
 pub use metrics::{Metrics, check_metrics};
-use saving::{Saving, is_async};
-use tracing::Tracing;
 pub use observer::Observer;
-
+use saving::{Saving, is_async};
 pub use tensorboard::{TensorboardConfig, TensorboardLog};
+use tracing::Tracing;
+
 /// A wait for a checkpoint is told from here on.
 const NOTICEABLE: Duration = Duration::from_millis(100);
 

@@ -2,7 +2,7 @@
 
 use ferrotron_parallel::output_file::{self, unwritable};
 use ferrotron_tensor::{Error, MemoryKind, Result};
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fs::{File, TryLockError};
 use std::io::{self, BufRead, BufReader, Write};
@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 
 use crate::planning::memory::RankMemory;
 use crate::training::loss_curve::LossCurve;
+use crate::training::run::logged_step::LoggedStep;
 use crate::training::run_lock::try_for_a_moment;
 use crate::training::trainer::{Model, StepReport, Trainer};
 
@@ -41,9 +42,9 @@ pub struct Metrics {
     /// Step of the checkpoint to which training was rewound behind the step.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rewound_to: Option<u64>,
-    /// Tokens of the step.
     /// Samples of the step.
     pub samples: u64,
+    /// Tokens of the step.
     pub tokens: u64,
     /// Duration of the step.
     pub step_ms: f64,
@@ -85,8 +86,8 @@ impl Metrics {
             skipped: report.skipped || report.bad_step.is_some(),
             bad_step: report.bad_step.clone(),
             rewound_to: report.rewound_to,
-            tokens: report.tokens,
             samples: report.samples,
+            tokens: report.tokens,
             step_ms: report.seconds * 1e3,
             data_wait_ms: report.data_seconds * 1e3,
             tokens_per_s,
@@ -190,21 +191,6 @@ struct Kept {
     ended: bool,
 }
 
-/// The fields that every line has; null stands for a number that was not finite.
-#[derive(Deserialize)]
-struct Line {
-    step: u64,
-    #[serde(deserialize_with = "Option::deserialize")]
-    loss: Option<f64>,
-    #[serde(rename = "lr")]
-    _lr: f64,
-    #[serde(rename = "grad_norm", deserialize_with = "Option::deserialize")]
-    _grad_norm: Option<f64>,
-    #[serde(rename = "tokens")]
-    _tokens: u64,
-    validation_loss: Option<f64>,
-}
-
 /// Reads the lines up to `step`. Steps count up, so what is behind the first later one is later as well.
 fn read_own(file: &mut File, path: &Path, step: u64) -> Result<Kept> {
     let mut reader = BufReader::new(file);
@@ -219,7 +205,7 @@ fn read_own(file: &mut File, path: &Path, step: u64) -> Result<Kept> {
         }
         number += 1;
         let ended = bytes.ends_with(b"\n");
-        let line = match serde_json::from_slice::<Line>(&bytes) {
+        let line = match serde_json::from_slice::<LoggedStep>(&bytes) {
             Ok(line) if line.step > before => line,
             Err(_) if !ended && is_begun(&bytes) => return Ok(kept),
             _ => {
@@ -250,7 +236,6 @@ fn is_begun(bytes: &[u8]) -> bool {
 
 #[cfg(test)]
 mod tests {
-            samples: 1,
     use super::*;
     use std::os::unix::fs::PermissionsExt;
 
@@ -265,6 +250,7 @@ mod tests {
             skipped: true,
             bad_step: None,
             rewound_to: None,
+            samples: 1,
             tokens: 8,
             step_ms: 1.0,
             data_wait_ms: 0.0,
