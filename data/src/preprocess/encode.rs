@@ -8,6 +8,9 @@ use crate::tokenizer::Tokenizer;
 use ferrotron_tensor::{Error, Result};
 use serde_json::{Map, Value};
 
+/// The remedy of a line that is broken.
+const SKIP: &str = "; --skip-broken-lines leaves such lines out";
+
 /// What all workers share.
 pub struct Encoder {
     pub tokenizer: Tokenizer,
@@ -116,7 +119,7 @@ impl Encoder {
                     }
                 }
                 Err(_) if self.skip_broken_lines => encoded.skipped += 1,
-                Err(why) => return Err(broken(batch, "line", number, &why)),
+                Err(why) => return Err(broken(batch, "line", number, &(why + SKIP))),
             }
         }
         Ok(())
@@ -147,7 +150,7 @@ impl Encoder {
                     }
                 }
                 Err(_) if self.skip_broken_lines => encoded.skipped += 1,
-                Err(why) => return Err(broken(batch, "row", number, &why)),
+                Err(why) => return Err(broken(batch, "row", number, &(why + SKIP))),
             }
         }
         Ok(())

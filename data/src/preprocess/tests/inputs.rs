@@ -193,6 +193,7 @@ fn broken_lines_are_named_or_counted() {
         let strict = config(path, "a.jsonl");
         let found = refused(&strict, &Tokenizer::Byte);
         assert!(found.contains("a.jsonl', line 3: ") && found.contains(why), "{found}");
+        assert!(found.contains("--skip-broken-lines"), "{found}");
         // The same call goes on, once it may skip the line.
         let skipping = PreprocessConfig { skip_broken_lines: true, ..strict };
         assert_eq!(run(&skipping, &Tokenizer::Byte).unwrap().skipped, 1);
