@@ -57,16 +57,16 @@ pub struct AttentionConfig {
 
 impl AttentionConfig {
     /// Causal multi-head attention of `heads` heads of width `hidden / heads`, with biases, without rotary positions and
-    /// dropout; initial weights have deviation 0.02.
+    /// dropout; initial weights have deviation 0.02. If `heads` do not divide `hidden`, give `head_dim`.
     pub const fn new(hidden: usize, heads: usize) -> AttentionConfig {
         let init = Init::Normal { std: 0.02 };
         AttentionConfig {
             hidden,
             heads,
             groups: heads,
-            head_dim: match hidden.checked_div(heads) {
-                Some(head_dim) => head_dim,
-                None => 0,
+            head_dim: match hidden.checked_rem(heads) {
+                Some(0) => hidden / heads,
+                _ => 0, // refused, unless it is replaced
             },
             mask: AttentionMask::Causal,
             window: None,

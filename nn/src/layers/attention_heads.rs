@@ -43,8 +43,16 @@ impl AttentionHeads {
         config: &AttentionConfig,
         held: Range<usize>,
     ) -> Result<AttentionHeads> {
-        let AttentionConfig { heads, groups, head_dim, .. } = *config;
+        let AttentionConfig { hidden, heads, groups, head_dim, dropout, .. } = *config;
         let refuse = |message: String| Err(Error::config("attention", message).at(scope.path()));
+        if heads > 0 && head_dim == 0 {
+            return refuse(format!(
+                "the head width is 0: {heads} heads do not divide the width {hidden}, unless `head_dim` is given"
+            ));
+        }
+        if !(0.0..1.0).contains(&dropout) {
+            return refuse(format!("dropout must be in 0 <= p < 1, got {dropout}"));
+        }
         if heads == 0 || groups == 0 || head_dim == 0 || heads % groups != 0 {
             return refuse(format!(
                 "{groups} key/value groups must divide {heads} heads (of width {head_dim})"
@@ -79,7 +87,7 @@ impl AttentionHeads {
         if let Some(cap) = config.softcap.filter(|&cap| !(cap > 0.0 && cap.is_finite())) {
             return refuse(format!("softcap must be positive, got {cap}; omit it instead"));
         }
-        let drops = config.dropout > 0.0;
+        let drops = dropout > 0.0;
         let dropout_site = drops.then(|| scope.child("dropout").random_site()).transpose()?;
         let shared = heads / groups;
         if held.is_empty() || held.end > heads || held.start % shared + held.end % shared > 0 {

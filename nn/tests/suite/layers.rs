@@ -250,6 +250,23 @@ fn layers_refuse_what_does_not_fit_and_say_where() -> Result<()> {
         message(Attention::new(&scope.child("attn"), &config).map(drop)),
         "blocks.3.attn: attention: 3 key/value groups must divide 4 heads (of width 2)"
     );
+    for (config, want) in [
+        (
+            AttentionConfig::new(8, 3),
+            "the head width is 0: 3 heads do not divide the width 8, unless `head_dim` is given",
+        ),
+        (
+            AttentionConfig { dropout: -0.5, ..AttentionConfig::new(8, 2) },
+            "dropout must be in 0 <= p < 1, got -0.5",
+        ),
+        (
+            AttentionConfig { dropout: f64::NAN, ..AttentionConfig::new(8, 2) },
+            "dropout must be in 0 <= p < 1, got NaN",
+        ),
+    ] {
+        let error = message(Attention::new(&scope.child("attn"), &config).map(drop));
+        assert_eq!(error, format!("blocks.3.attn: attention: {want}"));
+    }
     let config = AttentionConfig { window: Some(0), ..attention_config(4, None, 0.0) };
     assert_eq!(
         message(Attention::new(&scope.child("attn"), &config).map(drop)),
