@@ -53,6 +53,7 @@ mod source;
 mod split;
 mod token_array;
 mod token_file;
+mod token_fingerprint;
 mod token_type;
 pub mod tokenizer;
 mod validation;
