@@ -7,6 +7,7 @@ mod blends;
 mod checkpoints;
 mod data_change;
 mod documents;
+mod first_hour;
 mod freezing;
 mod gpu;
 mod hugging_face;
