@@ -54,6 +54,7 @@ mod split;
 pub mod tasks;
 mod token_array;
 mod token_file;
+mod token_fingerprint;
 mod token_type;
 pub mod tokenizer;
 mod validation;

@@ -3,6 +3,7 @@
 use super::indexed_dataset::IndexedDataset;
 use super::token_array::TokenArray;
 use super::token_file::TokenFile;
+use super::token_fingerprint;
 use super::token_type::TokenType;
 use crate::tokenizer::Tokenizer;
 use ferrotron_tensor::{Error, Result};
@@ -65,11 +66,16 @@ impl Shard {
     /// Opens a file of any of the formats on the module's page.
     pub(super) fn open(path: &Path, tokenizer: &Tokenizer) -> Result<Self> {
         if let Some(index) = IndexedDataset::index_path(path) {
-            return Shard::indexed(IndexedDataset::open(&index)?);
+            let dataset = IndexedDataset::open(&index)?;
+            token_fingerprint::check(&index, tokenizer)?;
+            return Shard::indexed(dataset);
         }
         let input = Input::open(path)?;
         let (offset, token_type) = match input.layout()? {
-            TokenLayout::Tokens { offset, token_type } => (offset as u64, token_type),
+            TokenLayout::Tokens { offset, token_type } => {
+                token_fingerprint::check(path, tokenizer)?;
+                (offset as u64, token_type)
+            }
             TokenLayout::Text if matches!(tokenizer, Tokenizer::Byte) => {
                 let marked = input.head.starts_with(UTF8_MARK);
                 (if marked { UTF8_MARK.len() as u64 } else { 0 }, TokenType::U8)

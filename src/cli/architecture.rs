@@ -199,6 +199,7 @@ impl TrainedModel for Gpt {
             }
             DataSource::Sets(config) => config,
         };
+        config.check_tokenizer(tokenizer)?;
         let sets = BlendedDataset::open(config, tokenizer.vocab_size())?;
         let dataset = sets.streams();
         let seq_length = args.model.seq_length()?;

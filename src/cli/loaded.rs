@@ -96,14 +96,7 @@ pub fn check_vocab_size(model: usize, tokenizer: usize) -> Result<()> {
 
 /// The path, or else the newest run.
 pub fn named_or_newest(path: Option<&PathBuf>) -> Result<PathBuf> {
-    let newest = || match newest_run() {
-        Some((_, path)) => Ok(path),
-        None => Err(Error::config(
-            "--load",
-            "there is no run in runs/: train one first or name a checkpoint",
-        )),
-    };
-    path.cloned().map_or_else(newest, Ok)
+    path.cloned().map_or_else(|| newest_run("--load"), Ok)
 }
 
 /// This rank's chunk of the model of `checkpoint`, in the dtype that was asked for or in that of the checkpoint.

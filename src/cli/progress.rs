@@ -3,7 +3,8 @@
 use ferrotron::Result;
 use ferrotron::models::evaluate::Evaluation;
 use ferrotron::models::run::{Metrics, Observer, TensorboardLog};
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::{HumanDuration, ProgressBar, ProgressState, ProgressStyle};
+use std::fmt::Write;
 use std::io::IsTerminal;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -81,7 +82,14 @@ fn bar(text: &str, done: u64, last: u64) -> Option<ProgressBar> {
     std::io::stderr().is_terminal().then(|| {
         let bar = ProgressBar::new(last);
         let template = format!("{{bar:30.cyan/blue}} {text}");
-        bar.set_style(ProgressStyle::with_template(&template).expect("the template is valid"));
+        let style = ProgressStyle::with_template(&template).expect("the template is valid");
+        // Nothing is known of the time before the first step is done.
+        bar.set_style(style.with_key("eta", move |state: &ProgressState, text: &mut dyn Write| {
+            let _ = match state.pos() > done {
+                true => write!(text, "{:#}", HumanDuration(state.eta())),
+                false => write!(text, "-"),
+            };
+        }));
         bar.set_position(done);
         bar.reset_eta();
         bar

@@ -13,12 +13,17 @@ use std::path::{Path, PathBuf};
 
 use super::args::train::TrainArgs;
 use super::job::ProcessRole;
+use super::output;
 
 /// Errors if the requested folder holds another run or is in use, or if files in it are of another kind. The first rank or
 /// the launcher of `job` checks for all.
 pub fn check(args: &TrainArgs, resumed: Option<&Checkpoint>, job: &ProcessRole) -> Result<()> {
     if matches!(job, ProcessRole::Rank(rank) if rank.rank > 0) {
         return Ok(());
+    }
+    if let Some(save) = args.run.save.as_deref().filter(|save| save.exists() && !save.is_dir()) {
+        let message = format!("'{}' is a file: name the folder of a run", save.display());
+        return Err(Error::config("--save", message));
     }
     let loaded = resumed.map(run_of);
     if let Some(folder) = args.run.save.as_deref().or(loaded) {
@@ -79,7 +84,7 @@ fn new_run() -> Result<PathBuf> {
     };
     std::fs::create_dir_all("runs").map_err(fail)?;
     loop {
-        let number = newest_run().map_or(1, |(number, _)| number + 1);
+        let number = numbered_runs().into_iter().max().map_or(1, |(number, _)| number + 1);
         let folder = Path::new("runs").join(format!("{number:04}"));
         match std::fs::create_dir(&folder) {
             Ok(()) => return Ok(folder),
@@ -89,11 +94,41 @@ fn new_run() -> Result<PathBuf> {
     }
 }
 
-/// The run folder `runs/NNNN` with the largest number.
-pub fn newest_run() -> Option<(u64, PathBuf)> {
-    let numbered = std::fs::read_dir("runs").ok()?.filter_map(|entry| {
+/// Removes the folder of a run that was refused before it wrote anything there.
+pub fn remove_if_empty(folder: &Path) {
+    // A folder that holds something stays: `remove_dir` refuses it.
+    let _ = std::fs::remove_dir(folder);
+}
+
+/// The newest run in `runs/` that has a checkpoint. Newer ones without a checkpoint are named on standard error.
+///
+/// # Errors
+/// There is none; `op` names the option or command that wants it.
+pub fn newest_run(op: &'static str) -> Result<PathBuf> {
+    let mut runs = numbered_runs();
+    runs.sort();
+    let newest = runs.last().map(|(_, folder)| folder.clone());
+    let found = runs.into_iter().map(|(_, folder)| folder).rfind(|run| run.join("latest").exists());
+    let Some(found) = found else {
+        let message = "there is no run with a checkpoint in runs/: train one first, or name one";
+        return Err(Error::config(op, message));
+    };
+    if let Some(newest) = newest.filter(|newest| *newest != found) {
+        output::note(&format!(
+            "'{}' has no checkpoint yet: taking '{}'",
+            newest.display(),
+            found.display()
+        ));
+    }
+    Ok(found)
+}
+
+/// The run folders `runs/NNNN` with their numbers.
+fn numbered_runs() -> Vec<(u64, PathBuf)> {
+    let entries = std::fs::read_dir("runs").into_iter().flatten();
+    let numbered = entries.filter_map(|entry| {
         let path = entry.ok()?.path();
         Some((path.file_name()?.to_str()?.parse::<u64>().ok()?, path))
     });
-    numbered.max()
+    numbered.collect()
 }

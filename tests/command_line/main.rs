@@ -8,6 +8,7 @@ mod checkpoints;
 mod data_change;
 mod documents;
 mod exports;
+mod first_hour;
 mod freezing;
 mod gpu;
 mod hugging_face;

@@ -11,6 +11,8 @@ mod samples;
 use crate::indexed_dataset::IndexedDataset;
 use crate::shard::Shard;
 use crate::source::{MAX_OPEN, Part};
+use crate::token_fingerprint;
+use crate::tokenizer::Tokenizer;
 use crate::{Dataset, FiniteSamples, Sampler, Samples, Split, TokenSource, Validation};
 use ferrotron_tensor::{Error, Result};
 use std::ops::Range;
@@ -37,6 +39,23 @@ pub enum BlendConfig {
         /// The sets that are evaluated once, behind the last step.
         test: Option<BlendPaths>,
     },
+}
+
+impl BlendConfig {
+    /// Compares `tokenizer` with the one that the fingerprint of each set names, if it has a fingerprint.
+    ///
+    /// # Errors
+    /// A set that was made with another one, with both.
+    pub fn check_tokenizer(&self, tokenizer: &Tokenizer) -> Result<()> {
+        let paths = match self {
+            BlendConfig::Shared(paths, _) => [Some(paths), None, None],
+            BlendConfig::PerSplit { training, validation, test } => {
+                [Some(training), validation.as_ref(), test.as_ref()]
+            }
+        };
+        let mut prefixes = paths.into_iter().flatten().flat_map(|paths| &paths.prefixes);
+        prefixes.try_for_each(|prefix| token_fingerprint::check(prefix, tokenizer))
+    }
 }
 
 /// The blends of a run.

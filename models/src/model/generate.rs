@@ -29,7 +29,11 @@ impl Sampling {
     pub const GREEDY: Sampling =
         Sampling { temperature: 0.0, top_k: None, top_p: None, seed: 0, end_of_text: None };
 
-    fn validate(&self) -> Result<()> {
+    /// Checks the numbers.
+    ///
+    /// # Errors
+    /// One that is out of range, with the option that sets it.
+    pub fn validate(&self) -> Result<()> {
         let refuse = |message: String| Err(Error::config("generate", message));
         if !(self.temperature >= 0.0 && self.temperature.is_finite()) {
             return refuse(format!(

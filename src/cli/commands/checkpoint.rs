@@ -101,10 +101,7 @@ pub fn checkpoint(args: &CheckpointArgs) -> Result<ExitCode> {
 }
 
 fn run_or_newest(run: Option<&Path>) -> Result<PathBuf> {
-    let newest = || run_folder::newest_run().map(|(_, folder)| folder);
-    run.map(Path::to_path_buf).or_else(newest).ok_or_else(|| {
-        Error::config("checkpoint", "there is no run in runs/: name the folder of one")
-    })
+    run.map_or_else(|| run_folder::newest_run("checkpoint"), |run| Ok(run.to_path_buf()))
 }
 
 fn ls(run: &Path, as_json: bool) -> Result<()> {
@@ -173,6 +170,10 @@ fn verify(paths: &[PathBuf], all: bool) -> Result<()> {
     };
     let mut checkpoints = Vec::new();
     for path in named {
+        if !path.exists() {
+            let message = format!("there is no '{}': name a checkpoint or a run", path.display());
+            return Err(Error::io("checkpoint", message));
+        }
         match all && !path.join("index.json").exists() {
             true => {
                 let whole = list(&path)?.into_iter().map(|entry| entry.folder);

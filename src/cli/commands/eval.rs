@@ -83,9 +83,10 @@ fn prepare(
     let (source, origin) = args.data_config(&saved, is_run)?;
     let dataset = match source {
         DataSource::Files(config) => corpus::open(&config, &tokenizer, output::note),
-        DataSource::Sets(config) => {
-            BlendedDataset::open(&config, tokenizer.vocab_size()).map(|sets| sets.streams())
-        }
+        DataSource::Sets(config) => config
+            .check_tokenizer(&tokenizer)
+            .and_then(|()| BlendedDataset::open(&config, tokenizer.vocab_size()))
+            .map(|sets| sets.streams()),
     };
     let dataset = dataset.at(origin)?;
     let source =

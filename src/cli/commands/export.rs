@@ -5,6 +5,7 @@ use ferrotron::models::bert::Bert;
 use ferrotron::models::finite::first_not_finite;
 use ferrotron::models::gpt::Gpt;
 use ferrotron::models::hugging_face::{self, CompanionFiles};
+use ferrotron::models::tokenizer::Tokenizer;
 use ferrotron::{Error, Result};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -12,11 +13,12 @@ use std::process::ExitCode;
 use crate::cli::architecture::TrainedModel;
 use crate::cli::args::device::DeviceArgs;
 use crate::cli::loaded::{Loaded, is_bert};
+use crate::cli::options::imported;
 use crate::cli::output;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Format {
-    /// A folder that transformers loads
+    /// A folder that transformers loads: of a GPT as the first family that holds it, of a BERT as its class
     Hf,
 }
 
@@ -63,13 +65,28 @@ fn to_hugging_face<M: TrainedModel>(args: &ExportArgs) -> Result<()> {
         Some(checkpoint) => CompanionFiles::recorded(&checkpoint.progress().extra),
         None => CompanionFiles::read(&args.load)?,
     };
+    if hugging_face::is_folder(&args.output) {
+        let config = match &loaded.checkpoint {
+            Some(checkpoint) => M::config_from(checkpoint)?,
+            None => M::folder_config(&args.load)?,
+        };
+        imported::check_config::<M>(&args.output, &config).map_err(|error| {
+            let message = format!("{}; it would be replaced: give another folder", error.context());
+            Error::config("--output", message)
+        })?;
+    }
     loaded.model.export(args.family.as_deref(), &args.output)?;
     if let Some(weight) = first_not_finite(&loaded.model)? {
         output::note(&format!("warning: {weight}; written as it is"));
     }
     companions.write(&args.output)?;
-    match loaded.tokenizer {
-        Some(tokenizer) => hugging_face::export_tokenizer(&tokenizer, &args.output),
-        None => Ok(()),
+    let Some(tokenizer) = loaded.tokenizer else { return Ok(()) };
+    if matches!(tokenizer, Tokenizer::Char(_) | Tokenizer::Byte) {
+        output::note(&format!(
+            "'{}' has no tokenizer.json: the {} tokenizer exists only in checkpoints, from which generate reads it",
+            args.output.display(),
+            tokenizer.name()
+        ));
     }
+    hugging_face::export_tokenizer(&tokenizer, &args.output)
 }

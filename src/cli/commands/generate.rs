@@ -74,6 +74,7 @@ pub fn generate(args: &GenerateArgs) -> Result<ExitCode> {
         seed: args.seed,
         end_of_text: tokenizer.end_of_text(),
     };
+    sampling.validate()?; // before anything is printed
     let mut printer = Printer::new(&tokenizer, &prompt);
     let all = continue_tokens(&gpt, &prompt, args.max_new_tokens, &sampling, |token| {
         printer.push(token);

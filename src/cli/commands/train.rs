@@ -259,11 +259,23 @@ impl<M: TrainedModel> PreparedRun<M> {
         let loaded = resumed.as_ref().map(|checkpoint| checkpoint.folder().to_path_buf());
         let config = run_config(&configuration, &trainer, intervals, folder, loaded)?;
         let first = mesh.rank() == 0;
+        let order = (trainer.config().seed, trainer.config().batch_size.full_batch_size());
+        let samples = M::samples(input, &config, order).inspect_err(|_| {
+            if first {
+                run_folder::remove_if_empty(&config.folder);
+            }
+        })?;
         if first {
             report::before(&configuration, &trainer, &input.dataset, &tokenizer, &stages, &config)?;
             change.iter().for_each(|line| output::note(line));
         }
         let done = trainer.progress().step;
+        if first && done >= intervals.train_iters {
+            output::note(&format!(
+                "nothing to train: the run is at step {done} and ends at step {}; a larger --train-iters or --train-samples goes on",
+                intervals.train_iters
+            ));
+        }
         let mut progress = match first {
             true => TrainProgress::new(done, intervals.train_iters, args.run.log_interval),
             false => TrainProgress::silent(),
@@ -280,9 +292,6 @@ impl<M: TrainedModel> PreparedRun<M> {
         }
         // Until here there is nothing to save, and a signal ends the process.
         let stop = signals.stop_flag()?;
-        let batch = trainer.config().batch_size.full_batch_size();
-        let order = (trainer.config().seed, batch);
-        let samples = M::samples(input, &config, order)?;
         let outcome =
             run(&mut trainer, &samples.run_data(&tokenizer), &config, &stop, &mut progress);
         progress.finish();
