@@ -100,22 +100,31 @@ pub fn remove_if_empty(folder: &Path) {
     let _ = std::fs::remove_dir(folder);
 }
 
-/// The newest run in `runs/` that has a checkpoint. Newer ones without a checkpoint are named on standard error.
+/// The newest run in `runs/` that has a checkpoint. A newer one without is named on standard error.
 ///
 /// # Errors
 /// There is none; `op` names the option or command that wants it.
 pub fn newest_run(op: &'static str) -> Result<PathBuf> {
+    newest_run_with(op, "latest", "checkpoint")
+}
+
+/// The newest run in `runs/` that has the file, which is its `name`. A newer one without is named on standard error.
+///
+/// # Errors
+/// As [`newest_run`].
+pub fn newest_run_with(op: &'static str, file: &str, name: &str) -> Result<PathBuf> {
     let mut runs = numbered_runs();
     runs.sort();
     let newest = runs.last().map(|(_, folder)| folder.clone());
-    let found = runs.into_iter().map(|(_, folder)| folder).rfind(|run| run.join("latest").exists());
+    let found = runs.into_iter().map(|(_, folder)| folder).rfind(|run| run.join(file).exists());
     let Some(found) = found else {
-        let message = "there is no run with a checkpoint in runs/: train one first, or name one";
+        let message =
+            format!("there is no run with a {name} in runs/: train one first, or name one");
         return Err(Error::config(op, message));
     };
     if let Some(newest) = newest.filter(|newest| *newest != found) {
         output::note(&format!(
-            "'{}' has no checkpoint yet: taking '{}'",
+            "'{}' has no {name} yet: taking '{}'",
             newest.display(),
             found.display()
         ));

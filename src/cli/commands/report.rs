@@ -11,8 +11,8 @@ mod series;
 mod tables;
 
 use clap::Args;
+use ferrotron::Result;
 use ferrotron::parallel::output_file;
-use ferrotron::{Error, Result};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -38,11 +38,8 @@ pub struct ReportArgs {
 
 /// Writes the page.
 pub fn report(args: &ReportArgs, definition: &Definition) -> Result<ExitCode> {
-    let newest = || -> Result<Vec<PathBuf>> {
-        let none = || Error::config(OPERATION, "there is no run in runs/: name a run folder");
-        Ok(vec![run_folder::newest_run().ok_or_else(none)?.1])
-    };
-    let paths = if args.run.is_empty() { newest()? } else { args.run.clone() };
+    let newest = || run_folder::newest_run_with(OPERATION, "metrics.jsonl", "file of metrics");
+    let paths = if args.run.is_empty() { vec![newest()?] } else { args.run.clone() };
     let runs = paths.iter().map(|path| ReportedRun::read(path, definition));
     let mut runs = runs.collect::<Result<Vec<_>>>()?;
     run::number_equal_names(&mut runs);
