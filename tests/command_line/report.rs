@@ -61,7 +61,7 @@ fn a_page_has_the_curves_results_and_options_of_its_runs() {
 fn what_is_no_run_or_no_page_is_refused_and_left() {
     let folder = folder_with_text();
     let path = folder.path();
-    assert!(refused(path, &[]).contains("no run in runs/"));
+    assert!(refused(path, &[]).contains("there is no run with a file of metrics in runs/"));
     assert!(refused(path, &["absent"]).contains("there is no absent: name the folder of a run"));
     std::fs::create_dir(path.join("empty")).unwrap();
     assert!(refused(path, &["empty"]).contains("there is no empty/metrics.jsonl"));
