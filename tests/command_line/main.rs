@@ -9,6 +9,7 @@ mod data_change;
 mod documents;
 mod exports;
 mod freezing;
+mod gemma;
 mod gpu;
 mod hugging_face;
 mod indexed_data;
