@@ -10,6 +10,7 @@ mod documents;
 mod exports;
 mod first_hour;
 mod freezing;
+mod gemma;
 mod gpu;
 mod hugging_face;
 mod indexed_data;

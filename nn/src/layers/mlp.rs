@@ -80,8 +80,8 @@ impl MlpConfig {
     }
 }
 
-/// proj(activation(fc(x))). With SwiGLU and GeGLU the first layer computes gate and up together: the first half of its outputs
-/// is the gate.
+/// proj(activation(fc(x))). With SwiGLU and GeGLU the first layer computes gate and up together: the first half of its
+/// outputs is the gate.
 ///
 /// ```
 /// use ferrotron_autograd::Var;

@@ -75,7 +75,8 @@ impl BertConfig {
     /// Errors, naming the values, if the sizes are inconsistent.
     pub fn validate(&self) -> Result<()> {
         if self.activation.is_gated() {
-            let message = "activations with a gate are for gpt: use gelu-tanh, gelu-erf or relu";
+            let name = if self.activation == ActivationKind::Geglu { "geglu" } else { "swiglu" };
+            let message = format!("activation {name} is for gpt: use gelu-tanh, gelu-erf or relu");
             return Err(Error::config("bert", message));
         }
         SizeCheck {
