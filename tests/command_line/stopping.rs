@@ -14,7 +14,7 @@ const SOON: Duration = Duration::from_secs(30);
 /// Longest that a phase may take to begin.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// A folder with 30 MB of text: to tokenize it, or to evaluate on half of it, takes far longer than [`SOON`].
+/// A folder with 30 MB of text: to evaluate on half of it takes far longer than [`SOON`].
 fn folder_with_long_text() -> TempDir {
     let folder = tempfile::tempdir().unwrap();
     let page: String =
@@ -79,9 +79,23 @@ fn assert_saved(folder: &Path, steps: u64) {
     assert_eq!(logged, (1..=steps).collect::<Vec<_>>());
 }
 
+/// A folder with 100 MB of words that are all different: GPT-2's tokenizer takes seconds for them.
+fn folder_with_many_words() -> TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    let mut text = Vec::with_capacity(100_000_000);
+    let mut bits = 1u64;
+    while text.len() < 100_000_000 {
+        bits = bits.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        text.extend((0..16).map(|i| b'a' + (bits >> (4 * i) & 15) as u8));
+        text.push(b' ');
+    }
+    std::fs::write(folder.path().join("text.txt"), text).unwrap();
+    folder
+}
+
 #[test]
 fn a_signal_while_tokenizing_ends_the_program() {
-    let folder = folder_with_long_text();
+    let folder = folder_with_many_words();
     for (signal, options) in
         [("TERM", ""), ("USR1", ""), ("XCPU", "--exit-signal SIGXCPU"), ("USR1", "--nproc 2")]
     {
