@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::io::data::{Sampler, TokenSource};
-use crate::model::gpt::{Gpt, GptConfig};
+use crate::model::gpt::{ActivationKind, Gpt, GptConfig};
 use crate::training::batch_size::{BatchSize, BatchSizeConfig};
 use crate::training::trainer::{Trainer, TrainerConfig};
 use ferrotron_autograd::no_grad;
@@ -266,17 +266,14 @@ fn other_models_are_refused_by_name() -> Result<()> {
     assert!(message(read_config(&dir.path().join("none"))).contains("config.json' cannot be read"));
 
     let scope = Scope::new(&Device::cpu(1)?, DType::F32, 1);
-    let odd = GptConfig { add_bias: true, ..GptConfig::llama(13, 1, 8, 2, 1, 8) };
+    let relu = ActivationKind::Relu;
+    let odd = GptConfig { activation: relu, ..GptConfig::llama(13, 1, 8, 2, 1, 8) };
     let odd = Gpt::new(&scope, &odd)?;
     let error = message(export(&odd, &dir.path().join("out")));
-    assert!(
-        error.ends_with(
-            "cannot be a Hugging Face llama, where it would have add_bias false instead of true"
-        ),
-        "{error}"
-    );
+    let wanted = "where it would have activation \"swiglu\" instead of \"relu\"";
+    assert!(error.ends_with(&format!("cannot be a Hugging Face llama, {wanted}")), "{error}");
     let error = message(export_as(&odd, "mistral", &dir.path().join("out")));
-    assert!(error.contains("Hugging Face mistral, where it would have add_bias false"), "{error}");
+    assert!(error.ends_with(&format!("Hugging Face mistral, {wanted}")), "{error}");
     let error = message(export_as(&odd, "opt", &dir.path().join("out")));
     assert!(error.contains("'opt', which needs positions that begin at 2: supported"), "{error}");
     assert!(!dir.path().join("out").exists());
