@@ -75,8 +75,8 @@ def main(page, screenshot, *runs):
         lines = found.count("path", f"c{index}")
         assert lines >= 4, f"{run} has {lines} lines"
         assert run in found.cells, f"{run} is not in {found.cells}"
-        assert run in found.tip, f"{run} is not in what the pointer shows: {found.tip}"
-    assert found.tip.startswith("step "), found.tip
+    # A run that ended before the pointer's step is not there.
+    assert found.tip.startswith("step ") and any(run in found.tip for run in runs), found.tip
     chromium(page, f"--screenshot={screenshot}")
     assert screenshot.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n" and screenshot.stat().st_size > 20_000
     print(f"{charts} pictures of {len(runs)} runs; under the pointer: {found.tip}")
