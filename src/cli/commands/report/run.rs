@@ -171,7 +171,8 @@ fn options(folder: &Path, definition: &Definition) -> Result<(Facts, Option<Pipe
     let mut facts = configuration::facts(&matches, definition);
     if let Value::Object(config) = &checkpoint.model().config {
         for (name, value) in config {
-            facts.insert(format!("model: {name}"), value.to_string());
+            let text = value.as_str().map_or_else(|| value.to_string(), str::to_string);
+            facts.insert(format!("model: {name}"), text);
         }
     }
     facts.insert("model: architecture".to_string(), checkpoint.model().architecture.clone());
