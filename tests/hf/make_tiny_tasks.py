@@ -169,7 +169,8 @@ def compute(folder):
         word = passage.split()[-1]
         strict.append((encode(passage[:passage.rfind(word)].strip()), encode(" " + word)))
         words = passage.split(" ")
-        context = encode(" ".join(words[:-1]))
+        # The harness moves white space from the end of a context to its continuation.
+        context = encode(" ".join(words[:-1]).rstrip())
         whole = encode(" ".join(words[:-1]) + " " + words[-1])
         harness.append((context, whole[len(context):]))
     return dict(
