@@ -56,7 +56,7 @@ def harness(folder, name, model, arguments):
     """The results and the answers to every request."""
     out = folder / name
     subprocess.run(
-        [sys.executable, "-m", "lm_eval", "--model", model, "--model_args", arguments, "--tasks",
+        [sys.executable, "-m", "lm_eval", "--model", model, "--model_args", arguments, "--batch_size", "4", "--tasks",
          "tiny_choice,tiny_generate", "--include_path", folder, "--output_path", out, "--log_samples", "--device", "cpu"],
         check=True, stdout=subprocess.DEVNULL,
     )
@@ -101,7 +101,7 @@ def main():
             found = harness(
                 folder, "served", "local-completions",
                 f"model=tiny,base_url={address},tokenizer={model},tokenizer_backend=huggingface,num_concurrent=3,"
-                f"batch_size=4,max_length={longest}",
+                f"max_length={longest}",
             )
         finally:
             server.terminate()
