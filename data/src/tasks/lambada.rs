@@ -7,7 +7,7 @@ use super::request::{ScoreRequest, TokenScore};
 use crate::tokenizer::Tokenizer;
 use ferrotron_tensor::{Error, Result};
 
-/// How a passage becomes a context and a word.
+/// The rule by which a passage becomes a context and a word.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LambadaForm {
     /// Megatron-LM's `--strict-lambada`: the context without white space at its end, and a space with the last word, are

@@ -15,7 +15,7 @@ struct Loaded {
     json: String,
     tokenizer: tokenizers::Tokenizer,
     vocab_size: usize,
-    /// How words are cut, if the fast scanner knows it, and the tokens of words.
+    /// The pattern of words, if the fast scanner knows it, and the tokens of words.
     words: Option<(WordPattern, WordCaches)>,
 }
 

@@ -66,11 +66,7 @@ fn to_hugging_face<M: TrainedModel>(args: &ExportArgs) -> Result<()> {
         None => CompanionFiles::read(&args.load)?,
     };
     if hugging_face::is_folder(&args.output) {
-        let config = match &loaded.checkpoint {
-            Some(checkpoint) => M::config_from(checkpoint)?,
-            None => M::folder_config(&args.load)?,
-        };
-        imported::check_config::<M>(&args.output, &config).map_err(|error| {
+        imported::check_config::<M>(&args.output, &loaded.config).map_err(|error| {
             let message = format!("{}; it would be replaced: give another folder", error.context());
             Error::config("--output", message)
         })?;

@@ -47,7 +47,7 @@ impl WordCache {
     /// Appends the tokens of a word. `encode` is asked for those of a word that is not in the cache.
     ///
     /// # Errors
-    /// As `encode`.
+    /// The errors of `encode`.
     #[inline]
     pub fn append(
         &mut self,

@@ -31,7 +31,7 @@ const LARGEST: u64 = 4 << 20;
 pub struct CompanionFiles(Map<String, Value>);
 
 impl CompanionFiles {
-    /// Those in `folder`.
+    /// Reads the companion files of `folder`.
     ///
     /// # Errors
     /// A file that cannot be read, is no text or has more than 4 MiB, by name.
@@ -59,7 +59,7 @@ impl CompanionFiles {
         Ok(CompanionFiles(files))
     }
 
-    /// Those without the tokenizer's, for a model that goes on with another tokenizer.
+    /// Leaves out the files of the tokenizer, for a model that goes on with another one.
     #[must_use]
     pub fn without_tokenizer(mut self) -> CompanionFiles {
         self.0.retain(|name, _| OF_MODEL.contains(&name.as_str()));
@@ -73,7 +73,7 @@ impl CompanionFiles {
         }
     }
 
-    /// Those that [`record`](CompanionFiles::record) added.
+    /// Returns the files that [`record`](CompanionFiles::record) added.
     pub fn recorded(extra: &Map<String, Value>) -> CompanionFiles {
         match extra.get(ENTRY) {
             Some(Value::Object(files)) => CompanionFiles(files.clone()),

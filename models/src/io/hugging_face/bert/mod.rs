@@ -188,7 +188,7 @@ pub fn export(bert: &Bert, folder: &Path) -> Result<()> {
     write_folder(folder, &config, tensors)
 }
 
-/// As [`export`], if `model_type` is the one that the model has there.
+/// Exports as [`export`] does, if `model_type` is the one that the model has there.
 ///
 /// # Errors
 /// Errors of [`export`]; another `model_type`.
