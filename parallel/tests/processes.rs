@@ -113,11 +113,15 @@ fn sum_in_pairs(world: &World, early: bool, victim: Option<usize>) -> Result<Str
 
 /// Makes a group, for which rank `victim` may open no more files.
 fn starve(world: &World, victim: Option<usize>) -> Result<String> {
+    // While the limit falls, no rank connects to the victim, which would take the connection below it.
+    let together = world.group("before", &[0, 1, 2])?;
+    together.barrier().wait()?;
     if victim == Some(world.rank()) {
         // The three streams of the process have the numbers below.
         let maximum = getrlimit(Resource::Nofile).maximum;
         setrlimit(Resource::Nofile, Rlimit { current: Some(3), maximum }).unwrap();
     }
+    together.barrier().wait()?;
     // A rank that needs nothing of the victim has made its part.
     world.group("dp", &[0, 1, 2])?.barrier().wait()?;
     Ok("called".to_string())
