@@ -5,7 +5,7 @@
 //! the sum is too large by the number of ranks. All ranks agree on that sum, so no comparison of replicas finds it. Parts of
 //! a sum have different bits on different ranks, and whole gradients have the same.
 
-use ferrotron_nn::{Axis, Sharding};
+use ferrotron_nn::{Axis, ParamAndGradBucket, Sharding};
 use ferrotron_tensor::{Device, Error, Result, Tensor};
 use std::sync::atomic::Ordering;
 
@@ -26,6 +26,8 @@ impl DataParallel {
         let every_step = shared.config.replica_check == ReplicaCheck::EveryStep;
         let is_done = self.parts_differ.load(Ordering::Relaxed) && !every_step;
         let sums_positions = shared.mesh.sequence() == SequenceParallel::On && ranks.size() > 1;
+        let is_part = |group: &ParamAndGradBucket| group.grad_partial.contains(Axis::Tensor);
+        let sums_positions = sums_positions && self.buffers().groups().iter().any(is_part);
         if !sums_positions || is_done || self.device().is_fake() {
             return Ok(());
         }
