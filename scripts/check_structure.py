@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Fails if files of a crate import each other, or if a crate has two public types of one name.
+"""Fails if files of a crate import each other, if a crate has two public types of one name, or if a file is too long.
 
     scripts/check_structure.py [CRATE_FOLDER ...]
 
@@ -12,6 +12,7 @@ import sys
 from collections import defaultdict
 from pathlib import Path
 
+LONGEST = 400  # lines of a file
 CRATES = ["cuda", "cuda/sim", "tensor", "autograd", "derive", "nn", "parallel", "data", "models", "."]
 TEXT = re.compile(
     r"""//[^\n]*|/\*.*?\*/|\bb?r(#*)".*?"\1|\bb?"(?:\\.|[^"\\])*"|"(?:\\.|[^"\\])*"|'(?:\\[^']*|[^\\'])'""", re.S)
@@ -137,9 +138,20 @@ def circles(edges):
     return {frozenset(other for other in reach[module] if module in reach[other]) for module in edges} - {frozenset()}
 
 
+def sources(root):
+    """All Rust files of the workspace, with their numbers of lines."""
+    for path in sorted(root.rglob("*.rs")):
+        if "target" not in path.relative_to(root).parts:
+            yield path, path.read_text().count("\n")
+
+
 def main():
     root = Path(__file__).resolve().parent.parent
     failed = False
+    for path, lines in sources(root):
+        if lines > LONGEST:
+            failed = True
+            print(f"{path.relative_to(root)} has {lines} lines, more than {LONGEST}: split it by idea")
     for folder in sys.argv[1:] or CRATES:
         crate = Crate(root / folder)
         shown = lambda path: str(path.relative_to(root))

@@ -42,9 +42,15 @@ pub fn gpt(config: &GptConfig) -> Value {
         "disable-bias-linear": !config.add_bias,
         "untie-embeddings-and-output-weights": !config.tie_embeddings,
     });
-    let pattern = config.window_attn_skip_freq.as_ref();
+    let (scaling, pattern) = (config.rope_scaling, config.window_attn_skip_freq.as_ref());
     for (name, value) in [
-        ("rope-scaling-factor", config.rope_scaling.map(|scaling| Value::from(scaling.factor))),
+        ("rope-scaling-factor", scaling.map(|scaling| scaling.factor.into())),
+        ("rope-scaling-low-freq-factor", scaling.map(|scaling| scaling.low_freq_factor.into())),
+        ("rope-scaling-high-freq-factor", scaling.map(|scaling| scaling.high_freq_factor.into())),
+        (
+            "rope-scaling-original-length",
+            scaling.map(|scaling| scaling.original_max_position_embeddings.into()),
+        ),
         ("window-size", config.window_size.map(Value::from)),
         ("window-attn-skip-freq", pattern.map(|pattern| pattern.to_string().into())),
         ("query-pre-attn-scalar", config.query_pre_attn_scalar.map(Value::from)),

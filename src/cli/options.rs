@@ -35,11 +35,8 @@ const SYNONYMS: &[&[&str]] = &[
         "test-data-path",
         "per-split-data-args-path",
     ],
-    PRECISION,
+    &["dtype", "bf16", "fp16"],
 ];
-
-/// Options that state the type to compute in.
-const PRECISION: &[&str] = &["dtype", "bf16", "fp16"];
 
 /// The source of an option's value.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -245,22 +242,34 @@ mod tests {
         assert!(off.words().is_empty(), "{:?}", off.words());
     }
 
-    /// The last precision that was typed counts, and a flag that is off is none.
+    /// Two precisions of one source exclude each other, and a flag that is off is none.
     #[test]
-    fn a_typed_flag_that_is_off_leaves_what_was_typed_before_it() {
+    fn one_precision_is_computed_in() {
+        use crate::cli::args::device::DeviceArgs;
+        use clap::FromArgMatches;
         for (line, want) in [
-            ("--dtype bf16 --fp16=false", "--dtype=bf16"),
-            ("--fp16=false --dtype bf16", "--dtype=bf16"),
-            ("--dtype f16 --bf16", "--bf16"),
-            ("--bf16 --dtype f16", "--dtype=f16"),
-            ("--bf16 --fp16 --dtype f32 --bf16=false", "--dtype=f32"),
+            ("--dtype bf16 --fp16=false", "bf16"),
+            ("--fp16=false --dtype bf16", "bf16"),
+            ("--dtype bf16 --bf16", "bf16"),
+            ("--bf16 --fp16 --bf16=false", "f16"),
+            ("--bf16 --fp16", "--bf16 and --fp16 exclude each other: give one of them"),
+            ("--fp16 --bf16", "--bf16 and --fp16 exclude each other: give one of them"),
+            ("--bf16 --dtype f64", "--dtype f64 and --bf16 exclude each other: give one of them"),
         ] {
             let words = line.split(' ').map(OsString::from);
             let matches = Definition::new(Cli::command()).words_of("train", words).unwrap();
             let definition = definition();
             let found = Options::from_matches(&definition, &matches, &Source::Typed).unwrap();
-            assert_eq!(found.words(), [OsString::from(want)], "{line}");
+            let matches = Definition::new(Cli::command()).parse("train", &found).unwrap();
+            let matches = matches.subcommand_matches("train").unwrap();
+            let args = DeviceArgs::from_arg_matches(matches).unwrap();
+            let dtype = args.dtype().map_or_else(|error| error.to_string(), |d| d.to_string());
+            assert_eq!(dtype, want, "{line}");
         }
+        let typed = typed(json!({ "bf16": true }));
+        let saved = json!({ "dtype": "f64", "fp16": true });
+        let merged = typed.over(options(Source::Checkpoint("the checkpoint 'k'".into()), saved));
+        assert_eq!(merged.words(), [OsString::from("--bf16")]);
     }
 
     #[test]

@@ -296,15 +296,15 @@ fn every_family_is_trained_on_in_layouts_and_written_again() {
             assert!(exported(path, &format!("{name}-{run}")) == want, "{name} {run}");
         }
     }
-    // No option says how long the sequences were before the scaling, where it is not 8192 as in Llama 3.1.
+    // The folder decides the scaling, too: its original length is not the 8192 of Llama 3.1.
     copy(&fixture("families/llama"), &path.join("llama"));
+    let config = std::fs::read_to_string(path.join("llama/config.json")).unwrap();
+    assert!(config.contains("\"original_max_position_embeddings\": 16"), "{config}");
     let start = ["train", "--load", "llama", "--data", "text.bin", "--vocab-size", "32"];
-    let line = refused(ferrotron(path, &[&start, STEPS].concat()), 2);
-    assert!(line.contains("'llama' has a model of another shape: rope_scaling"), "{line}");
-    let config = path.join("llama/config.json");
-    let text = std::fs::read_to_string(&config).unwrap();
-    let length = |length: u32| format!("\"original_max_position_embeddings\": {length}");
-    std::fs::write(&config, text.replace(&length(16), &length(8192))).unwrap();
+    succeeded(ferrotron(path, &["memory", "--load", "llama", "--vocab-size", "32"]));
+    let other = [&start[..], &["--rope-scaling-original-length", "8192"]].concat();
+    let line = refused(ferrotron(path, &other), 2);
+    assert!(line.contains("--rope-scaling-original-length: 8192 contradicts"), "{line}");
     succeeded(ferrotron(path, &[&start, STEPS, &["--save", "scaled"]].concat()));
     assert!(exported(path, "scaled") == exported(path, "llama"));
 }

@@ -1,6 +1,8 @@
 //! The op table: one row per way of calling an operation on variables, with sample shapes. Every check of
 //! the suite iterates it, and [`crate::coverage`] fails where an operation has no row.
 
+#[path = "table/alone.rs"]
+mod alone;
 #[path = "table/methods.rs"]
 mod methods;
 
@@ -10,15 +12,16 @@ use ferrotron_autograd::Var;
 use ferrotron_autograd::ops::attention::{
     attention, attention_with_bias, packed_attention, packed_attention_with_bias,
 };
-use ferrotron_autograd::ops::linear_cross_entropy::{HeadVars, PendingGradient, VocabParallelComm};
+use ferrotron_autograd::ops::linear_cross_entropy::HeadVars;
 use ferrotron_autograd::ops::pointwise::{binary, unary};
 use ferrotron_tensor::ops::attention::AttentionMask;
-use ferrotron_tensor::ops::cross_entropy::{CrossEntropyConfig, VocabAllReduce, VocabShard};
+use ferrotron_tensor::ops::cross_entropy::{CrossEntropyConfig, VocabShard};
 use ferrotron_tensor::ops::rotary::RotaryTable;
 use ferrotron_tensor::ops::table::{Binary, Unary};
 use ferrotron_tensor::{DType, Device, RandomKey, Result, ShardSpec, Tensor};
 
 use crate::scores::{restricted, scores};
+use alone::Alone;
 
 /// The dims of each input of an operation.
 pub type Shapes = &'static [&'static [usize]];
@@ -360,29 +363,6 @@ fn losses_and_attention() -> Vec<OpCase> {
         row("packed_attention", "grouped", PACKED_GROUPED, packed(4, 2, 0.0)),
         row("packed_attention", "grouped, dropout", PACKED_GROUPED, packed(4, 2, 0.3)),
     ]
-}
-
-/// The exchange of a process that holds the whole vocabulary.
-struct Alone;
-
-impl VocabAllReduce for Alone {
-    fn max(&self, per_token: Tensor) -> Result<Tensor> {
-        Ok(per_token)
-    }
-
-    fn sum(&self, per_token: Tensor) -> Result<Tensor> {
-        Ok(per_token)
-    }
-}
-
-impl VocabParallelComm for Alone {
-    fn gather_input(&self, x: Tensor) -> Result<Tensor> {
-        Ok(x)
-    }
-
-    fn reduce_input_gradient(&self, dx: Tensor) -> Result<PendingGradient> {
-        Ok(Box::new(|| Ok(dx)))
-    }
 }
 
 /// Indices below `size` with repeats, in a scattered order.

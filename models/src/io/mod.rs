@@ -1,5 +1,6 @@
 //! Files: checkpoints, Hugging Face models, TensorBoard's events; data and tokenizers are the crate `ferrotron_data`.
 
+pub(crate) mod checked_file;
 pub mod checkpoint;
 pub mod hugging_face;
 pub(crate) mod tensor_file;

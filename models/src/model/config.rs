@@ -319,6 +319,7 @@ impl GptConfig {
 
     /// The configuration of every block's attention; some blocks leave the window out.
     pub fn attention(&self) -> AttentionConfig {
+        let rotates = self.position_embedding_type == PositionEmbedding::Rope;
         AttentionConfig {
             groups: self.num_query_groups,
             head_dim: self.kv_channels,
@@ -327,10 +328,9 @@ impl GptConfig {
             softcap: self.attn_logit_softcapping,
             bias: bias_if(self.add_bias || self.add_attention_bias),
             qkv_bias: self.add_qkv_bias.then_some(Bias::Yes),
-            rotary_base: (self.position_embedding_type == PositionEmbedding::Rope)
-                .then_some(self.rotary_base),
+            rotary_base: rotates.then_some(self.rotary_base),
             rope_scaling: self.rope_scaling,
-            rotary_dim: (self.rotary_percent < 1.0).then(|| self.rotary_dim()),
+            rotary_dim: (rotates && self.rotary_percent < 1.0).then(|| self.rotary_dim()),
             qk_norm: self.qk_layernorm.then_some(self.norm_epsilon),
             dropout: self.attention_dropout,
             init: self.init(),

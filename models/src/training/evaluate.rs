@@ -4,11 +4,11 @@ use ferrotron_autograd::no_grad;
 use ferrotron_nn::{Axis, Context, Scope};
 use ferrotron_parallel::mesh::Mesh;
 use ferrotron_parallel::pipeline::{PipelineSchedule, execute};
-use ferrotron_tensor::{Device, Error, Result, Tensor};
+use ferrotron_tensor::{Device, Error, Result};
 
 use crate::io::data::FiniteSamples;
 use crate::training::batch_size::BatchSize;
-use crate::training::loss::{LossCounts, LossReduction};
+use crate::training::loss::{LossCounts, LossReduction, LossSums};
 use crate::training::microbatch::Microbatch;
 use crate::training::model::Model;
 use crate::training::stage::StageModel;
@@ -73,7 +73,7 @@ pub fn evaluate<M: Model>(
         return Err(Error::config("evaluate", message));
     }
     let together = if stages == 1 { unit } else { sizes.full_batch_size() as u64 };
-    let mut sums: Option<Vec<Tensor>> = None;
+    let mut sums: Option<LossSums> = None;
     let mut counts: Option<LossCounts> = None;
     // Ranks agree on the end, but do not wait for one another: each batch asks for the next one.
     let mut stops = stop.ask_all(mesh.world(), &host)?;
@@ -116,7 +116,8 @@ pub fn evaluate<M: Model>(
     // Ranks along data have other samples; the others have the same.
     let counts = counts.sum(|count| data.sum(&host, count))?;
     let loss = LossReduction::evaluation(&counts);
-    let (sum, terms) = loss.reduce(sums, mesh.world())?;
+    loss.check_returned(&sums, &mut Vec::new(), mesh.world())?;
+    let (sum, terms) = loss.reduce(sums.sums, mesh.world())?;
     let total = sum.item()? / loss.denominator;
     let terms = terms.map(|terms| terms.to_f64()).transpose()?;
     let losses = loss.means(total, terms.as_deref());

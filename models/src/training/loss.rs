@@ -3,7 +3,7 @@
 use ferrotron_parallel::collective::{Group, Reduction};
 use ferrotron_tensor::ops::concat::concat;
 use ferrotron_tensor::ops::reduce::sum_all;
-use ferrotron_tensor::{Error, Result, Tensor};
+use ferrotron_tensor::{Device, Error, Result, Tensor};
 
 use crate::io::data::Batch;
 use crate::training::model::{LossTerm, Model};
@@ -79,6 +79,14 @@ fn check(terms: &[LossTerm]) -> Result<()> {
     }
 }
 
+/// The loss terms of a rank, in the order of their names.
+pub(crate) struct LossSums {
+    /// The sum of each over the micro-batches on this rank: f64 scalars.
+    pub sums: Vec<Tensor>,
+    /// Whether a chunk of this rank has returned it.
+    pub returned: Vec<bool>,
+}
+
 /// Turns the sums of loss terms into the loss and its gradients.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct LossReduction {
@@ -135,6 +143,44 @@ impl LossReduction {
         let factors: Vec<f64> = factors.collect();
         let factors = Tensor::constant(terms.device(), &factors, &[factors.len()])?;
         Ok((sum_all(&terms.mul(&factors)?)?, Some(terms)))
+    }
+
+    /// Errors, with the same line on every rank of `world`, if no rank returned a term that has elements: it would train
+    /// nothing. A fake device has no other ranks to ask.
+    ///
+    /// Terms in `known` were returned before, and are not asked for; the others join them. All ranks call this.
+    pub fn check_returned(
+        &self,
+        losses: &LossSums,
+        known: &mut Vec<&'static str>,
+        world: &Group,
+    ) -> Result<()> {
+        // One rank need not ask, and looks in every step.
+        let is_known = |name| world.size() > 1 && known.contains(name);
+        let is_new = |&term: &usize| self.mean[term] > 0.0 && !is_known(&self.names[term]);
+        let new: Vec<usize> = (0..self.names.len()).filter(is_new).collect();
+        if new.is_empty() || losses.sums[0].device().is_fake() {
+            return Ok(());
+        }
+        let returned = |&term: &usize| f64::from(u8::from(losses.returned[term]));
+        let own: Vec<f64> = new.iter().map(returned).collect();
+        let own = Tensor::from_slice(&Device::cpu(1)?, &own, &[new.len()])?;
+        let ranks = world.all_reduce(own, Reduction::Sum)?.wait()?.to_vec::<f64>()?;
+        for (&term, ranks) in new.iter().zip(ranks) {
+            if ranks == 0.0 {
+                let name = self.names[term];
+                let message = format!(
+                    "`Model::loss_terms` names '{name}', and `Model::forward` did not return it on any rank: add it by \
+                     `StageOutput::loss` or `with_loss`"
+                );
+                // A rank that ends with an error ends the calls of the others: all have the sums first.
+                let _ = world.barrier().wait();
+                return Err(Error::value("loss", message));
+            }
+        }
+        let names = new.into_iter().map(|term| self.names[term]);
+        known.extend(names.filter(|_| world.size() > 1));
+        Ok(())
     }
 
     /// The mean of each term, by name: from the reported loss, or from the sums of several terms over the world.

@@ -115,7 +115,7 @@ pub trait Model: Module + Sized + Send + Sync + 'static {
     ///
     /// A chunk but the last returns an activation of [`Model::activation_dims`] in the dtype of the scope, the last one none.
     /// Sums of losses are over this rank's samples and positions; ranks along the tensor axis return the same ones. A step
-    /// refuses another activation, a loss that is no scalar or no term, and, on one rank, a term that is never returned.
+    /// refuses another activation, a loss that is no scalar or no term, and a term with elements that no rank returns.
     fn forward(&self, microbatch: &Microbatch, input: Option<Var>) -> Result<StageOutput>;
 
     /// Number of blocks, which pipeline stages share; 1 for a model that has no stages.
@@ -281,7 +281,7 @@ impl ModelChunk {
     /// The model chunks of pipeline rank `rank` of `ranks`: chunk i is virtual stage `i * ranks + rank`. Blocks are
     /// distributed over the stages, whose numbers of blocks differ by at most one.
     ///
-    /// Errors if there are fewer blocks than stages.
+    /// Errors if there are fewer blocks than stages, or no such rank, or no chunk.
     pub fn chunks(
         blocks: usize,
         rank: usize,
@@ -289,6 +289,10 @@ impl ModelChunk {
         chunks: usize,
     ) -> Result<Vec<ModelChunk>> {
         let stages = ranks * chunks;
+        if stages == 0 || rank >= ranks {
+            let message = format!("there is no rank {rank} of {ranks} with {chunks} chunks each");
+            return Err(Error::config("layout", message));
+        }
         if blocks < stages {
             let message = format!(
                 "num-layers {blocks} cannot be cut into {stages} stages: pipeline-model-parallel-size {ranks} x \

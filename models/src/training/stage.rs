@@ -8,7 +8,7 @@ use ferrotron_parallel::pipeline::PipelineModel;
 use ferrotron_tensor::ops::pointwise::add_assign;
 use ferrotron_tensor::{DType, Device, Error, Result, Tensor};
 
-use crate::training::loss::LossReduction;
+use crate::training::loss::{LossReduction, LossSums};
 use crate::training::microbatch::Microbatch;
 use crate::training::model::{Model, StageOutput};
 
@@ -21,10 +21,7 @@ pub(crate) struct StageModel<'a, M> {
     loss: &'a LossReduction,
     /// Whether this rank counts the loss, which is equal on all ranks along the tensor axis.
     counts: bool,
-    /// For each loss term whether a chunk has returned it; `None` where other ranks may do so instead.
-    returned: Option<Vec<bool>>,
-    /// The sum of each loss term over the micro-batches on this rank: f64 scalars.
-    sums: Vec<Tensor>,
+    losses: LossSums,
 }
 
 impl<'a, M: Model> StageModel<'a, M> {
@@ -38,8 +35,7 @@ impl<'a, M: Model> StageModel<'a, M> {
     ) -> Result<StageModel<'a, M>> {
         // Written by the host, since a fake device computes nothing.
         let zero = |_: &&str| Tensor::full(scope.device(), DType::F64, &[], 0.0);
-        let others = [Axis::Pipeline, Axis::Context, Axis::Data];
-        let whole = others.iter().all(|&axis| mesh.axis(axis).size() == 1);
+        let sums = loss.names.iter().map(zero).collect::<Result<_>>()?;
         Ok(StageModel {
             parts,
             scope,
@@ -47,8 +43,7 @@ impl<'a, M: Model> StageModel<'a, M> {
             microbatches,
             loss,
             counts: mesh.axis(Axis::Tensor).rank() == 0,
-            returned: whole.then(|| vec![false; loss.names.len()]),
-            sums: loss.names.iter().map(zero).collect::<Result<_>>()?,
+            losses: LossSums { sums, returned: vec![false; loss.names.len()] },
         })
     }
 
@@ -58,32 +53,20 @@ impl<'a, M: Model> StageModel<'a, M> {
         self
     }
 
-    /// Adds the losses to `sums`, which [`StageModel::into_sums`] of other micro-batches returned.
-    pub fn adding_to(mut self, sums: Vec<Tensor>) -> StageModel<'a, M> {
-        self.sums = sums;
+    /// Adds to `losses`, which [`StageModel::into_sums`] of other micro-batches returned.
+    pub fn adding_to(mut self, losses: LossSums) -> StageModel<'a, M> {
+        self.losses = losses;
         self
     }
 
-    /// The sum of each loss term on this rank, f64 scalars; their sums over the world are those of the global batch.
-    ///
-    /// Errors, naming it, if a term has elements, and no chunk returned it: it would train nothing.
-    pub fn into_sums(self) -> Result<Vec<Tensor>> {
-        let returned = self.returned.iter().flatten();
-        let mut terms = self.loss.names.iter().zip(&self.loss.mean).zip(returned);
-        if let Some(((name, _), _)) =
-            terms.find(|((_, mean), returned)| **mean > 0.0 && !**returned)
-        {
-            let message =
-                format!("the model has a term '{name}', and its forward did not return it");
-            return Err(Error::value("loss", message));
+    /// The loss terms of this rank; the sums over the world are those of the global batch.
+    pub fn into_sums(self) -> Result<LossSums> {
+        let LossSums { mut sums, returned } = self.losses;
+        if !self.counts {
+            let zero = |sum: &Tensor| Tensor::full(sum.device(), DType::F64, &[], 0.0);
+            sums = sums.iter().map(zero).collect::<Result<_>>()?;
         }
-        match self.counts {
-            true => Ok(self.sums),
-            false => {
-                let zero = |sum: &Tensor| Tensor::full(sum.device(), DType::F64, &[], 0.0);
-                self.sums.iter().map(zero).collect()
-            }
-        }
+        Ok(LossSums { sums, returned })
     }
 
     /// Adds loss terms to the sums, and returns their weighted sum, if there are any.
@@ -98,8 +81,8 @@ impl<'a, M: Model> StageModel<'a, M> {
                 let message = format!("'{name}' must be a sum, a scalar, got {:?}", sum.dims());
                 return Err(Error::shape("loss", message));
             }
-            self.returned.iter_mut().for_each(|returned| returned[term] = true);
-            add_assign(&mut self.sums[term], &sum.value().cast(DType::F64)?)?;
+            self.losses.returned[term] = true;
+            add_assign(&mut self.losses.sums[term], &sum.value().cast(DType::F64)?)?;
             let sum = match self.loss.relative[term] {
                 1.0 => sum,
                 weight => sum.mul_scalar(weight)?,

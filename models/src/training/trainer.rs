@@ -56,6 +56,8 @@ pub struct Trainer<M: Model> {
     /// The numbers of the step that the optimizer's kernels read.
     step: DeviceStepParams,
     reports: Reports,
+    /// The loss terms that some rank has returned.
+    returned_terms: Vec<&'static str>,
     /// The schedule of the last step's number of micro-batches.
     schedule: Option<(usize, PipelineSchedule)>,
     /// The steps that are replayed, with [`ExecutionMode::CudaGraph`].
@@ -152,6 +154,7 @@ impl<M: Model> Trainer<M> {
             host,
             step,
             reports,
+            returned_terms: Vec::new(),
             schedule: None,
             graph: None,
             snapshot: None,

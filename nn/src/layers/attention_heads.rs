@@ -58,6 +58,9 @@ impl AttentionHeads {
                 "{groups} key/value groups must divide {heads} heads (of width {head_dim})"
             ));
         }
+        if let (None, Some(dim)) = (config.rotary_base, config.rotary_dim) {
+            return refuse(format!("rotary_dim {dim} needs rotary positions: give `rotary_base`"));
+        }
         if config.rotary_base.is_some() {
             match config.rotary_dim {
                 None if head_dim % 2 != 0 => {

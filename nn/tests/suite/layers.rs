@@ -132,7 +132,7 @@ fn attention_configs() -> Vec<AttentionConfig> {
                     qkv_bias: Some(Bias::Yes),
                     bias: Bias::No,
                     head_dim: 4,
-                    rotary_dim: Some(2),
+                    rotary_dim: rotary_base.map(|_| 2),
                     qk_norm: Some(1e-5),
                     ..config
                 });
@@ -262,6 +262,10 @@ fn layers_refuse_what_does_not_fit_and_say_where() -> Result<()> {
         (
             AttentionConfig { dropout: f64::NAN, ..AttentionConfig::new(8, 2) },
             "dropout must be in 0 <= p < 1, got NaN",
+        ),
+        (
+            AttentionConfig { rotary_dim: Some(2), ..AttentionConfig::new(8, 2) },
+            "rotary_dim 2 needs rotary positions: give `rotary_base`",
         ),
     ] {
         let error = message(Attention::new(&scope.child("attn"), &config).map(drop));

@@ -23,6 +23,7 @@
 mod checkpoint_shares;
 mod config;
 mod facts;
+mod gradient_parts;
 mod reductions;
 mod replicas;
 mod shard_exchange;
@@ -44,6 +45,7 @@ use ferrotron_tensor::{DType, Device, Error, Result, ShardSpec, Tensor};
 use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use crate::collective::{Group, Reduction, Work};
 use crate::mesh::Mesh;
@@ -101,6 +103,8 @@ pub struct DataParallel {
     /// The ranges of visits whose forward is recomputed in backward.
     recomputed: Vec<Range<usize>>,
     device: Device,
+    /// Whether gradients that are parts over the tensor axis were seen to differ between ranks.
+    parts_differ: AtomicBool,
 }
 
 impl DataParallel {
@@ -182,7 +186,8 @@ impl DataParallel {
             .collect();
         let shared = ReductionState::new(mesh, config, buffers, uses)?;
         let device = params[0].leaf().device().clone();
-        Ok(DataParallel { shared, visits, recomputed: Vec::new(), device })
+        let parts_differ = AtomicBool::new(false);
+        Ok(DataParallel { shared, visits, recomputed: Vec::new(), device, parts_differ })
     }
 
     /// Declares the recomputed regions by their parameters, in the order of the modules. Only
@@ -242,7 +247,8 @@ impl DataParallel {
     /// partial gradient.
     ///
     /// Errors, naming them, if parameters got fewer or more contributions than they have uses, and with
-    /// [`ReplicaCheck::EveryStep`] as [`DataParallel::check_replicas`].
+    /// [`ReplicaCheck::EveryStep`] as [`DataParallel::check_replicas`]. Errors in the first step if, with sequence
+    /// parallelism, a model does not cut its positions: sums over the tensor axis would be too large.
     pub fn finish_step(&self) -> Result<()> {
         let shared = &self.shared;
         if shared.keeps_gradients() {
@@ -251,6 +257,7 @@ impl DataParallel {
         shared.finish_reductions()?;
         shared.check_complete()?;
         shared.tell_contributions(self.device())?;
+        self.check_parts()?;
         // Gradients that are partial along other axes too: of norms with sequence parallelism, then of embeddings
         // shared by two stages.
         for (axis, group) in shared.holders() {

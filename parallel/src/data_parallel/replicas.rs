@@ -74,16 +74,30 @@ fn digests(
     whole: &SharedFlatBuffer,
     shard: Option<&SharedFlatBuffer>,
 ) -> Result<Vec<String>> {
+    map_pieces(group, whole, shard, digest_of)
+}
+
+/// Applies `f` to the values of each piece that this rank updates, in a whole flat or in its shard.
+pub(super) fn map_pieces<T>(
+    group: &ParamAndGradBucket,
+    whole: &SharedFlatBuffer,
+    shard: Option<&SharedFlatBuffer>,
+    f: impl Fn(&[f64]) -> T,
+) -> Result<Vec<T>> {
     let mut start = if shard.is_some() { 0 } else { group.owned.start };
     let flat = lock(shard.unwrap_or(whole));
     let pieces = group.pieces().into_iter().map(|(_, place)| {
         let end = start + place.dims().iter().product::<usize>();
         let piece = flat.slice(std::mem::replace(&mut start, end)..end)?;
-        // f64 holds every float of at most 64 bits exactly.
-        let bits: Vec<u8> = piece.to_f64()?.iter().flat_map(|x| x.to_le_bytes()).collect();
-        Ok(digest(&bits))
+        Ok(f(&piece.to_f64()?))
     });
     pieces.collect()
+}
+
+/// A digest of the bits of floats of at most 64 bits, which f64 holds exactly.
+pub(super) fn digest_of(values: &[f64]) -> String {
+    let bits: Vec<u8> = values.iter().flat_map(|x| x.to_le_bytes()).collect();
+    digest(&bits)
 }
 
 /// Compares this rank's replicas with those of the other ranks along an axis.

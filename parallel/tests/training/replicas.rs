@@ -39,14 +39,19 @@ fn step(mesh: &Mesh, module: &dyn Module, gradient: f64, sharding: Sharding) -> 
     };
     let parallel = DataParallel::new(&[module], mesh, &config)?;
     parallel.begin_step(1);
-    for param in module.params() {
+    fill(module, gradient)?;
+    parallel.end_backward()?;
+    parallel.finish_step()
+}
+
+/// Contributes `gradient` to every element of a module.
+fn fill(module: &dyn Module, gradient: f64) -> Result<()> {
+    module.params().iter().try_for_each(|param| {
         param.leaf().accumulate_with(|tensor, _| {
             tensor.as_mut_slice::<f64>()?.fill(gradient);
             Ok(())
-        })?;
-    }
-    parallel.end_backward()?;
-    parallel.finish_step()
+        })
+    })
 }
 
 fn vector(scope: &Scope) -> One {
@@ -116,6 +121,62 @@ fn gradients_that_differ_between_replicas_are_named() -> Result<()> {
             assert!(error.contains(line), "{sharding:?}: {error}");
         }
         on_ranks(4, (2, 1), run(false)).into_iter().collect::<Result<Vec<()>>>()?;
+    }
+    Ok(())
+}
+
+/// Sums over the tensor axis are right only if each rank has the gradients of its own positions.
+#[test]
+fn a_model_that_cuts_no_positions_is_refused_with_sequence_parallelism() -> Result<()> {
+    let device = Device::cpu(1)?;
+    let first_step = |sharding: Sharding, is_whole: bool, replica_check: ReplicaCheck| {
+        let device = device.clone();
+        on_ranks(4, (2, 1), move |mesh| {
+            let scope = mesh.scope(&device, DType::F64, 1);
+            let (cut, whole) = (vector(&scope.child("cut")), vector(&scope.child("whole")));
+            let config = DataParallelConfig { sharding, replica_check, ..Default::default() };
+            let parallel = DataParallel::new(&[&cut, &whole], mesh, &config)?;
+            let step = |scale: f64| {
+                parallel.begin_step(1);
+                for (module, is_whole) in [(&cut, is_whole), (&whole, true)] {
+                    let own = mesh.axis(Axis::Tensor).rank() as f64;
+                    let gradient = scale * if is_whole { 1.0 } else { 1.0 + own };
+                    fill(module, gradient)?;
+                }
+                parallel.end_backward()?;
+                parallel.finish_step()
+            };
+            // Zeros and overflows say nothing.
+            step(0.0)?;
+            step(f64::INFINITY)?;
+            Ok(step(1.0).map_err(|error| error.to_string()))
+        })
+    };
+    for sharding in [Sharding::None, Sharding::Optimizer, Sharding::Gradients, Sharding::Weights] {
+        for rank in first_step(sharding, true, ReplicaCheck::Off) {
+            let error = rank?.unwrap_err();
+            let line = "data_parallel: with sequence parallelism, all 2 ranks along the tensor axis have the same gradients \
+                        of ";
+            assert!(error.starts_with(line), "{sharding:?}: {error}");
+            assert!(
+                error.contains("would be 2 times too large: the model does not cut"),
+                "{error}"
+            );
+        }
+        // One parameter may have such gradients by chance.
+        for rank in first_step(sharding, false, ReplicaCheck::Off) {
+            assert_eq!(rank?, Ok(()), "{sharding:?}");
+        }
+        let ranks = first_step(sharding, false, ReplicaCheck::EveryStep);
+        let ranks = ranks.into_iter().collect::<Result<Vec<_>>>()?;
+        let errors: Vec<String> = ranks.into_iter().filter_map(std::result::Result::err).collect();
+        // With shards, those of the ranks that update it.
+        assert!(errors.len() >= 2, "{sharding:?}: {errors:?}");
+        for error in errors {
+            let want = "check_replicas: all 2 ranks along the tensor axis have the same gradient of 'whole.weight'";
+            assert!(error.starts_with(want), "{sharding:?}: {error}");
+            assert!(error.contains("`scope.with_whole_gradients(Axis::Tensor)`"), "{error}");
+        }
     }
     Ok(())
 }

@@ -24,13 +24,13 @@ pub struct DeviceArgs {
     #[arg(long, value_name = "N")]
     pub threads: Option<usize>,
     /// Type of weights and activations: f32, f64, bf16 or f16 [default: that of the checkpoint or folder, or f32]
-    #[arg(long, value_name = "DTYPE", overrides_with_all = ["bf16", "fp16"])]
+    #[arg(long, value_name = "DTYPE")]
     pub dtype: Option<String>,
     /// The same as --dtype bf16
-    #[arg(long, overrides_with_all = ["dtype", "fp16"])]
+    #[arg(long)]
     pub bf16: bool,
     /// The same as --dtype f16
-    #[arg(long, overrides_with_all = ["dtype", "bf16"])]
+    #[arg(long)]
     pub fp16: bool,
 }
 
@@ -174,13 +174,19 @@ impl DeviceArgs {
         Ok(self.given_dtype()?.unwrap_or(DType::F32))
     }
 
-    /// The dtype that was asked for.
+    /// The dtype that was asked for. Errors if there are two.
     pub fn given_dtype(&self) -> Result<Option<DType>> {
-        let name = match (self.bf16, self.fp16) {
-            (true, _) => Some("bf16"),
-            (_, true) => Some("f16"),
-            _ => self.dtype.as_deref(),
-        };
+        let named = self.dtype.as_deref().map(|name| (format!("--dtype {name}"), name));
+        let flags = [(self.bf16, "--bf16", "bf16"), (self.fp16, "--fp16", "f16")];
+        let flags = flags.into_iter().filter(|(is_on, ..)| *is_on);
+        let flags = flags.map(|(_, flag, name)| (flag.to_string(), name));
+        let given: Vec<(String, &str)> = named.into_iter().chain(flags).collect();
+        let name = given.first().map(|(_, name)| *name);
+        if let Some((other, _)) = given.iter().find(|(_, other)| Some(*other) != name) {
+            let message =
+                format!("{} and {other} exclude each other: give one of them", given[0].0);
+            return Err(Error::config("", message));
+        }
         let float = |name: &str| match name.parse() {
             Ok(dtype @ (DType::F32 | DType::F64 | DType::BF16 | DType::F16)) => Ok(dtype),
             _ => Err(Error::config(

@@ -120,6 +120,15 @@ pub struct ModelArgs {
     /// Factor of --use-rope-scaling: 32 in Llama 3.2
     #[arg(long, value_name = "X", default_value_t = 8.0, requires = "use_rope_scaling")]
     pub rope_scaling_factor: f64,
+    /// Turns in the original length below which --use-rope-scaling divides a frequency by the factor
+    #[arg(long, value_name = "X", default_value_t = 1.0, requires = "use_rope_scaling")]
+    pub rope_scaling_low_freq_factor: f64,
+    /// Turns in the original length above which --use-rope-scaling leaves a frequency as it is
+    #[arg(long, value_name = "X", default_value_t = 4.0, requires = "use_rope_scaling")]
+    pub rope_scaling_high_freq_factor: f64,
+    /// Original length of --use-rope-scaling: longest sequence of the training before it
+    #[arg(long, value_name = "N", default_value_t = 8192, requires = "use_rope_scaling")]
+    pub rope_scaling_original_length: usize,
     /// Sliding window: keys that a query sees, its own among them; Mistral has 4096 [default: all earlier
     /// ones; gemma2: 4096]
     #[arg(long, value_name = "N")]
@@ -275,8 +284,12 @@ impl ModelArgs {
         config.num_query_groups = groups;
         config.rotary_base = self.rotary_base;
         config.rotary_percent = self.rotary_percent;
-        config.rope_scaling =
-            self.use_rope_scaling.then(|| RopeScaling::llama3(self.rope_scaling_factor));
+        config.rope_scaling = self.use_rope_scaling.then_some(RopeScaling {
+            factor: self.rope_scaling_factor,
+            low_freq_factor: self.rope_scaling_low_freq_factor,
+            high_freq_factor: self.rope_scaling_high_freq_factor,
+            original_max_position_embeddings: self.rope_scaling_original_length,
+        });
         config.use_parallel_residual = self.use_parallel_residual;
         config.window_size = self.window_size.or(config.window_size);
         if let Some(pattern) = &self.window_attn_skip_freq {

@@ -28,7 +28,6 @@ enum Format {
 }
 
 #[derive(Debug, Args)]
-#[command(arg_required_else_help = true)]
 pub struct TokenizeArgs {
     /// Files, and folders that are searched, with all below them: .jsonl, .ndjson, .json, .parquet and .txt, also with .gz
     /// and .zst
@@ -85,7 +84,8 @@ pub fn tokenize(args: &TokenizeArgs) -> Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     if args.input.is_empty() {
-        let message = "--input: name the files or folders to be read, or --verify PREFIX";
+        let message = "--input: name the files or folders to be read, and with --output-prefix those to be written, or \
+                       give --verify PREFIX";
         return Err(Error::config("tokenize", message));
     }
     let Some(output_prefix) = args.output_prefix.clone() else {

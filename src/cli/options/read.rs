@@ -5,7 +5,7 @@ use clap::{Arg, ArgAction, ArgMatches, Command};
 use ferrotron::Result;
 use serde_json::{Map, Value};
 
-use crate::cli::options::{Options, PRECISION, Source, spellings};
+use crate::cli::options::{Options, Source, spellings};
 
 impl Options {
     /// The options in the words that clap has parsed into `matches`; defaults do not count.
@@ -36,21 +36,8 @@ impl Options {
             };
             options.insert(name, value, source);
         }
-        options.keep_last(PRECISION, |name| {
-            let named = definition.get_arguments().find(|arg| arg.get_long() == Some(name));
-            named.and_then(|arg| matches.indices_of(arg.get_id().as_str())?.next_back())
-        });
         spellings::replace(&mut options, source)?;
         Ok(options)
-    }
-
-    /// Forgets all of `names` that are stated but the one that was typed last.
-    fn keep_last(&mut self, names: &[&str], position: impl Fn(&str) -> Option<usize>) {
-        let stated = names.iter().filter(|name| self.states_any(&[**name]));
-        let Some(last) = stated.copied().max_by_key(|name| position(name)) else { return };
-        self.0.retain(|name, (value, _)| {
-            *value == Value::Bool(false) || name == last || !names.contains(&name.as_str())
-        });
     }
 
     /// The options of a map, whose keys may have `_` for `-`.

@@ -38,6 +38,8 @@ shared_methods!(Tensor);
 pub fn coordinates(op: &'static str, x: &Tensor, diagonal: isize) -> Result<(Tensor, Tensor)> {
     let rows = x.dims()[dims::resolve_dim(op, x.dims(), -2)?];
     let columns = x.dims()[x.rank() - 1];
+    // Any diagonal beyond the matrix is like the next one, and all numbers stay exact.
+    let diagonal = diagonal.clamp(-(rows as isize), columns as isize);
     let (first, last) = (diagonal as f64, diagonal as f64 + rows as f64);
     let row = Tensor::arange(x.device(), DType::I64, first, last, 1.0)?;
     let column = Tensor::arange(x.device(), DType::I64, 0.0, columns as f64, 1.0)?;

@@ -68,6 +68,10 @@ fn choices_and_triangles() -> Result<()> {
     assert_eq!(ones.tril(-1)?.to_f64()?, [0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 1.0, 1.0, 0.0]);
     assert_eq!(ones.triu(1)?.to_f64()?, [0.0, 1.0, 1.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0]);
     assert_eq!(ones.triu(-1)?.to_f64()?, [1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.0, 1.0, 1.0]);
+    let (all, none) = (vec![1.0; 9], vec![0.0; 9]);
+    for (far, below, above) in [(isize::MAX, &all, &none), (isize::MIN, &none, &all)] {
+        assert_eq!((&ones.tril(far)?.to_f64()?, &ones.triu(far)?.to_f64()?), (below, above));
+    }
     let wide = ones.unsqueeze(0)?.broadcast_to(&[2, 3, 3])?;
     assert_eq!(wide.tril(0)?.sum_all()?.item()?, 12.0);
     let mask = x.lt(&Tensor::zeros(x.device(), DType::F64, &[])?)?;
@@ -77,6 +81,10 @@ fn choices_and_triangles() -> Result<()> {
     assert!(
         message(x.masked_fill(&Tensor::zeros(x.device(), DType::U8, &[3])?, 0.0)).contains("[3]")
     );
+    let want = "where: the condition is f64: it must be u8, as `gt` gives";
+    assert_eq!(message(x.masked_fill(&x, 0.0)), want);
+    let elsewhere = Tensor::zeros(&Device::cpu(1)?, DType::U8, &[2, 2])?;
+    assert!(message(x.masked_fill(&elsewhere, 0.0)).contains("different devices"));
     Ok(())
 }
 

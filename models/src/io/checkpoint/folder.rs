@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use super::index::INDEX;
-use crate::io::tensor_file::{Fault, cannot, write_bytes};
+use crate::io::checked_file::{Fault, cannot, write_bytes};
 
 /// Name of the file that names the checkpoint to resume from.
 pub(super) const LATEST: &str = "latest";

@@ -9,7 +9,8 @@ use std::sync::atomic::AtomicBool;
 
 use super::is_moment;
 use super::slices::{Slice, is_tiled, numel};
-use crate::io::tensor_file::{Fault, FileRecord, TensorFile, cannot};
+use crate::io::checked_file::{Fault, FileRecord, cannot};
+use crate::io::tensor_file::TensorFile;
 
 /// Name of the file.
 pub(super) const INDEX: &str = "index.json";

@@ -14,7 +14,7 @@ use super::folder;
 use super::index::{INDEX, Index, TensorRecord};
 use super::reader::CheckpointReader;
 use super::{CONFIG, PROGRESS, SavedModel, TOKENIZER, TrainState, is_moment, moment_name};
-use crate::io::tensor_file::{Fault, cannot};
+use crate::io::checked_file::{Fault, cannot};
 use crate::io::tokenizer::Tokenizer;
 
 /// A finished checkpoint whose files are all there.

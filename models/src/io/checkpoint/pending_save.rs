@@ -30,7 +30,7 @@ use std::time::Duration;
 use super::folder::{self, Staging};
 use super::index::{INDEX, Index};
 use super::rank_files::{part_name, write_part};
-use crate::io::tensor_file::{Fault, write_bytes};
+use crate::io::checked_file::{Fault, write_bytes};
 
 /// Names and texts of the files beside the tensors.
 pub(super) type Documents = Vec<(&'static str, String)>;

@@ -11,9 +11,8 @@ use super::index::{Index, SliceRecord, TensorRecord};
 use super::shards::LocalShard;
 use super::slices::boxes;
 use super::snapshot_buffers::SnapshotBuffers;
-use crate::io::tensor_file::{
-    ChecksumWriter, Fault, FileTensor, put_tensor, write_bytes, write_tensor_file,
-};
+use crate::io::checked_file::{ChecksumWriter, Fault, write_bytes};
+use crate::io::tensor_file::{FileTensor, put_tensor, write_tensor_file};
 
 /// The output of a rank: tensors by file, in the order of the files, and their places in the checkpoint.
 pub(super) struct RankFiles {

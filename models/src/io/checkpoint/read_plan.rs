@@ -12,7 +12,7 @@ use std::ops::Range;
 use super::index::{Index, TensorRecord};
 use super::slices::{Copy, boxes};
 use super::{CONFIG, PROGRESS, TOKENIZER};
-use crate::io::tensor_file::FileRecord;
+use crate::io::checked_file::FileRecord;
 
 /// Shares and windows begin at multiples of so many bytes in a file, which cut no element of any dtype.
 const ALIGNMENT: u64 = 8;

@@ -11,7 +11,7 @@ use super::rank_files::RankFiles;
 use super::shards::{LocalShard, Moments};
 use super::snapshot_buffers::SnapshotBuffers;
 use super::{CONFIG, OPTIMIZER, PROGRESS, SavedModel, TOKENIZER, TrainState};
-use crate::io::tensor_file::Fault;
+use crate::io::checked_file::Fault;
 use crate::io::tokenizer::Tokenizer;
 
 /// One rank's part of a checkpoint. All ranks together put in every element of every tensor once.

@@ -6,7 +6,7 @@ use std::io::{self, Read, Seek, SeekFrom};
 use std::path::Path;
 
 use super::read_plan::ReadPlan;
-use crate::io::tensor_file::{Fault, FileRecord, cannot};
+use crate::io::checked_file::{Fault, FileRecord, cannot};
 
 /// Bytes that are read at a time: they stay in the cache for the checksum.
 const CHUNK: usize = 256 << 10;

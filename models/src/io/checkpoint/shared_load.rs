@@ -24,7 +24,7 @@ use std::thread;
 use super::index::{Index, TensorRecord};
 use super::read_plan::{Part, ReadPlan, bytes_in, overlapping};
 use super::share_reader::{ShareReader, Stretch, compare};
-use crate::io::tensor_file::Fault;
+use crate::io::checked_file::Fault;
 
 /// Bytes that a rank reads at a time. It holds two windows, and a message of this size at most in each direction.
 pub(super) const WINDOW: u64 = 4 << 20;

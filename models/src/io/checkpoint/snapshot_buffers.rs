@@ -8,7 +8,8 @@ use ferrotron_tensor::{Category, Error, MemoryKind, Result, Staging, Tensor};
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::io::tensor_file::{ChecksumWriter, put_tensor};
+use crate::io::checked_file::ChecksumWriter;
+use crate::io::tensor_file::put_tensor;
 
 /// The buffers of one rank. They are in use while a writer holds them, too.
 pub struct SnapshotBuffers(Arc<Mutex<Vec<Buffer>>>);

@@ -10,7 +10,7 @@ use super::folder;
 use super::index::{INDEX, Index};
 use super::is_moment;
 use super::slices::numel;
-use crate::io::tensor_file::{Fault, cannot};
+use crate::io::checked_file::{Fault, cannot};
 
 /// An entry of a run's folder: a checkpoint, or the remains of one.
 #[derive(Debug, Clone)]

@@ -20,7 +20,8 @@ use super::save::{Snapshot, save};
 use super::shards::LocalShard;
 use super::slices::Slice;
 use super::{SavedModel, TrainState};
-use crate::io::tensor_file::{Fault, TensorFile, replace, write_tensors};
+use crate::io::checked_file::{Fault, replace};
+use crate::io::tensor_file::{TensorFile, write_tensors};
 
 /// Saves and loads the weights of any [`Module`].
 ///

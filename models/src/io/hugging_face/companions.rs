@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 use std::fs;
 use std::path::Path;
 
-use crate::io::tensor_file::{cannot, replace, write_bytes};
+use crate::io::checked_file::{cannot, replace, write_bytes};
 
 /// Files that go with the model, whatever its tokenizer.
 const OF_MODEL: &[&str] = &["generation_config.json"];

@@ -8,7 +8,8 @@ use std::path::Path;
 
 use super::config::write_config;
 use super::families::{Family, family, family_of};
-use crate::io::tensor_file::{Fault, cannot, replace, write_bytes, write_tensors};
+use crate::io::checked_file::{Fault, cannot, replace, write_bytes};
+use crate::io::tensor_file::write_tensors;
 use crate::io::tokenizer::Tokenizer;
 use crate::model::gpt::Gpt;
 

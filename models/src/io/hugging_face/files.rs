@@ -7,7 +7,8 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use crate::io::tensor_file::{Fault, TensorFile, cannot};
+use crate::io::checked_file::{Fault, cannot};
+use crate::io::tensor_file::TensorFile;
 
 /// Whether `path` looks like a Hugging Face folder: it has the `config.json` of some model and is no
 /// checkpoint.

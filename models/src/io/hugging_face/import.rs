@@ -11,7 +11,7 @@ use super::files::{describe, open_files};
 use super::json::read_json;
 use super::model_kind::{ModelKind, model_kind};
 use super::weights::{CurrentName, FolderWeights, Naming, stored_weights};
-use crate::io::tensor_file::Fault;
+use crate::io::checked_file::Fault;
 use crate::io::tokenizer::{Tokenizer, TokenizerChoice};
 use crate::model::gpt::{Gpt, GptConfig};
 

@@ -7,7 +7,8 @@ use std::path::{Path, PathBuf};
 
 use super::files::{Stored, common_dtype, describe, open_files, read};
 use super::mapping::Mapping;
-use crate::io::tensor_file::{Fault, TensorFile};
+use crate::io::checked_file::Fault;
+use crate::io::tensor_file::TensorFile;
 use crate::training::model::{Model, parameter_names};
 
 /// The tensors there that make one of our parameters, by its name and number of rows.

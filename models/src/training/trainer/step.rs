@@ -259,9 +259,10 @@ impl<M: Model> Trainer<M> {
         let mut model = model.reduced_by(&self.data_parallel);
         self.data_parallel.begin_step(microbatches.len());
         execute(&schedule, &mut model, &self.mesh, step.loss.cotangent)?;
-        let sums = model.into_sums()?;
+        let losses = model.into_sums()?;
+        step.loss.check_returned(&losses, &mut self.returned_terms, self.mesh.world())?;
         self.schedule = Some((microbatches.len(), schedule));
-        Ok(sums)
+        Ok(losses.sums)
     }
 
     /// The pipeline schedule for a number of micro-batches; that of the last step, if it was the same.

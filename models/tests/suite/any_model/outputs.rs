@@ -2,6 +2,7 @@
 
 use ferrotron_autograd::Var;
 use ferrotron_models::data::{Batch, GeneratedSamples, Samples};
+use ferrotron_models::stop::StopFlag;
 use ferrotron_models::trainer::{LossTerm, Microbatch, Model, ModelChunk, StageOutput, Trainer};
 use ferrotron_nn::{Module, Param, Scope};
 use ferrotron_parallel::collective::{WorldConfig, run_threads};
@@ -87,12 +88,15 @@ impl Model for Wrong {
                 output.activation = narrow;
             }
             Mistake::NoSum => output.losses[0].1 = output.losses[0].1.reshape(&[1])?,
-            Mistake::LeftOut => drop(output.losses.pop()),
+            Mistake::LeftOut => output.losses.retain(|(name, _)| *name != "penalty"),
             Mistake::Term(_) => {}
         }
         Ok(output)
     }
 }
+
+const LEFT_OUT: &str = "loss: `Model::loss_terms` names 'penalty', and `Model::forward` did not return it on any rank: add \
+                        it by `StageOutput::loss` or `with_loss`";
 
 /// The errors of the ranks of a step.
 fn errors(mistake: Mistake, layout: &Layout) -> Result<Vec<String>> {
@@ -126,11 +130,7 @@ fn a_step_of_a_chunk_that_returns_something_else_is_refused() -> Result<()> {
         (Mistake::Transposed, stages, format!("{activation} f64 [6, 2]")),
         (Mistake::Cast, stages, format!("{activation} f32 [2, 6]")),
         (Mistake::NoSum, ALONE, "'squares' must be a sum, a scalar, got [1]".into()),
-        (
-            Mistake::LeftOut,
-            ALONE,
-            "loss: the model has a term 'penalty', and its forward did not return it".into(),
-        ),
+        (Mistake::LeftOut, ALONE, LEFT_OUT.into()),
         (Mistake::Term(0), ALONE, format!("{term} NaN")),
         (Mistake::Term(1), ALONE, format!("{term} 1 and NaN elements")),
         (Mistake::Term(2), ALONE, format!("{term} 1 and -1 elements")),
@@ -142,6 +142,30 @@ fn a_step_of_a_chunk_that_returns_something_else_is_refused() -> Result<()> {
     ] {
         let errors = errors(mistake, &layout)?;
         assert!(errors.iter().any(|error| error.contains(&want)), "{mistake:?}: {errors:?}");
+    }
+    Ok(())
+}
+
+/// A rank cannot tell by itself: another sample or a later stage may have the term.
+#[test]
+fn a_term_that_no_rank_returns_ends_all_ranks_with_one_line() -> Result<()> {
+    let layout = Layout { data: 2, pipeline: 2, micro_batch: 2, ..ALONE };
+    let dims = ParallelDims::new(4, 1, 1, 2)?;
+    for evaluates in [false, true] {
+        let ranks = run_threads(4, &WorldConfig::default(), |world| {
+            let mesh = Mesh::new(&world, dims, SequenceParallel::Off)?;
+            let scope = Scope::new(&Device::cpu(1)?, DType::F64, 7);
+            let config = layout.config()?;
+            let mut trainer = Trainer::<Wrong>::on_mesh(&scope, &mesh, &Mistake::LeftOut, config)?;
+            let found = match evaluates {
+                true => trainer.evaluate(&POINTS, &StopFlag::default()).map(drop),
+                false => trainer.step(&POINTS).map(drop),
+            };
+            Ok(found.expect_err("a refusal").to_string())
+        });
+        for rank in ranks {
+            assert_eq!(rank?, LEFT_OUT, "evaluates {evaluates}");
+        }
     }
     Ok(())
 }
