@@ -75,6 +75,7 @@ impl ActivationArg {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum TrainTask {
     /// Choosing among four answers to a question on an article.
+    #[value(alias = "RACE")]
     Race,
 }
 
@@ -179,7 +180,7 @@ pub struct ModelArgs {
     #[arg(long, value_enum)]
     pub norm_placement: Option<NormPlacementArg>,
     /// Fine-tune a BERT on a task in place of pre-training: questions of RACE, in the files and folders of --data
-    #[arg(long, value_enum, ignore_case = true)]
+    #[arg(long, value_enum)]
     pub task: Option<TrainTask>,
     /// No head for the order of two segments in a BERT
     #[arg(long)]
