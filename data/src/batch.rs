@@ -25,6 +25,7 @@ pub struct Batch {
     pub micro_batch: usize,
     /// Positions of a sample.
     pub seq_length: usize,
+    rows_per_sample: usize,
     arrays: Vec<BatchArray>,
     key_lengths: Option<Vec<usize>>,
     documents: Option<Vec<Vec<usize>>>,
@@ -35,7 +36,7 @@ pub struct Batch {
 pub struct BatchArray {
     /// Its name.
     pub name: String,
-    /// Its dims; the first counts samples.
+    /// Its dims; the first counts samples, or rows of them if the second counts positions.
     pub dims: Vec<usize>,
     /// Its elements, row-major.
     pub values: ArrayValues,
@@ -109,7 +110,39 @@ impl Batch {
     pub fn new(first_sample: u64, micro_batch: usize, seq_length: usize) -> Batch {
         let arrays = Vec::new();
         let (key_lengths, documents) = (None, None);
-        Batch { first_sample, micro_batch, seq_length, arrays, key_lengths, documents }
+        let rows_per_sample = 1;
+        Batch {
+            first_sample,
+            micro_batch,
+            seq_length,
+            rows_per_sample,
+            arrays,
+            key_lengths,
+            documents,
+        }
+    }
+
+    /// Makes each sample `rows` sequences, one after another: the choices of a question, say. Arrays with positions, key
+    /// lengths and documents then have `micro_batch` x `rows` rows.
+    ///
+    /// # Errors
+    /// No row; a batch that has arrays already.
+    pub fn with_rows_per_sample(self, rows: usize) -> Result<Batch> {
+        if rows == 0 || !self.arrays.is_empty() || self.restricts_attention() {
+            let message = format!("{rows} rows a sample must be at least 1, and set before arrays");
+            return Err(Error::shape("batch", message));
+        }
+        Ok(Batch { rows_per_sample: rows, ..self })
+    }
+
+    /// Sequences of each sample.
+    pub fn rows_per_sample(&self) -> usize {
+        self.rows_per_sample
+    }
+
+    /// Sequences of all samples.
+    pub fn rows(&self) -> usize {
+        self.micro_batch * self.rows_per_sample
     }
 
     /// Adds an array that every rank along the context axis has whole.
@@ -149,8 +182,12 @@ impl Batch {
         if self.arrays.iter().any(|array| array.name == name) {
             return refuse("is there already".into());
         }
-        if dims.first() != Some(&self.micro_batch) {
-            return refuse(format!("must have {} samples in the first dim", self.micro_batch));
+        let (rows, kind) = match has_positions {
+            true if self.rows_per_sample > 1 => (self.rows(), "rows"),
+            _ => (self.micro_batch, "samples"),
+        };
+        if dims.first() != Some(&rows) {
+            return refuse(format!("must have {rows} {kind} in the first dim"));
         }
         if has_positions && dims.get(1) != Some(&self.seq_length) {
             return refuse(format!("must have {} positions in the second dim", self.seq_length));
@@ -173,7 +210,7 @@ impl Batch {
     /// # Errors
     /// Lengths of another number of samples, or beyond the number of positions.
     pub fn with_key_lengths(self, lengths: Vec<usize>) -> Result<Batch> {
-        let (samples, positions) = (self.micro_batch, self.seq_length);
+        let (samples, positions) = (self.rows(), self.seq_length);
         if lengths.len() != samples || lengths.iter().any(|&length| length > positions) {
             let message = format!(
                 "key lengths {lengths:?} are not of {samples} samples of at most {positions} positions"
@@ -194,7 +231,7 @@ impl Batch {
     /// # Errors
     /// Boundaries of another number of samples, or that do not ascend from 0 to the number of positions.
     pub fn with_documents(self, boundaries: Vec<Vec<usize>>) -> Result<Batch> {
-        let (samples, positions) = (self.micro_batch, self.seq_length);
+        let (samples, positions) = (self.rows(), self.seq_length);
         let fits = |ends: &Vec<usize>| {
             ends.first() == Some(&0) && ends.is_sorted() && ends.last() == Some(&positions)
         };

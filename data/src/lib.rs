@@ -33,6 +33,7 @@
 
 mod batch;
 mod blend;
+mod choice_batch;
 mod dataset;
 mod document_samples;
 mod documents;
@@ -61,6 +62,7 @@ mod validation;
 
 pub use batch::{ArrayElement, ArrayValues, Batch, BatchArray, IGNORE, TokenBatch, num_valid};
 pub use blend::{Blend, BlendConfig, BlendPaths, BlendedDataset};
+pub use choice_batch::ChoiceBatch;
 pub use dataset::{DataConfig, Dataset};
 pub use document_samples::{DocumentConfig, DocumentSamples};
 pub use documents::Documents;

@@ -141,6 +141,22 @@ impl Context {
         self
     }
 
+    /// Makes each sample `rows` sequences, one after another: the batch of this pass counts these.
+    ///
+    /// ```
+    /// use ferrotron_nn::{Context, Mode};
+    /// let ctx = Context::new(1234, 7, Mode::Train, 8, 128).micro_batch(2, 3).with_rows_per_sample(4);
+    /// assert_eq!((ctx.batch.global, ctx.batch.pieces[0]), (32, (8, 12)));
+    /// ```
+    #[must_use]
+    pub fn with_rows_per_sample(mut self, rows: usize) -> Context {
+        self.batch.global *= rows;
+        for (offset, len) in &mut self.batch.pieces {
+            (*offset, *len) = (*offset * rows, *len * rows);
+        }
+        self
+    }
+
     /// Tells attention that the samples of this micro-batch are padded: sample b has `lengths[b]` positions, and no query
     /// sees a key beyond them. Results at padded positions mean nothing.
     ///

@@ -2,9 +2,8 @@
 
 use ferrotron::models::bert::Bert;
 use ferrotron::models::data::{
-    Blend, BlendedDataset, Dataset, DocumentConfig, DocumentSamples, Documents, FiniteSamples,
-    HeldOutPairs, MegatronOrderConfig, MegatronSampler, Prefetch, Samples, SentencePairs,
-    TokenSource,
+    Blend, BlendedDataset, Dataset, DocumentConfig, DocumentSamples, FiniteSamples,
+    MegatronOrderConfig, MegatronSampler, Prefetch, Samples, TokenSource,
 };
 use ferrotron::models::gpt::Gpt;
 use ferrotron::models::hugging_face::{self, FolderWeights};
@@ -20,14 +19,15 @@ use std::sync::Arc;
 
 use super::args::data::{DataOrder, DataSource};
 use super::args::train::TrainArgs;
+use super::bert_input::{self, BertInput};
 use super::{closing_report, corpus};
 
 /// The opened data of a run.
 pub struct RunInput {
     /// The tokens for training and validation, one after another.
     pub dataset: Dataset,
-    /// Masked pairs of segments of the same, if the model takes them.
-    pairs: Option<(SentencePairs, Option<HeldOutPairs>)>,
+    /// The samples of a BERT, if the model is one.
+    bert: Option<BertInput>,
     /// The samples of Megatron's data sets, if the options name such.
     blended: Option<BlendedInput>,
     /// The treatment of the ends of documents.
@@ -118,6 +118,9 @@ pub trait TrainedModel: Model {
     /// Opens the weights of a Hugging Face folder.
     fn folder_weights(folder: &Path, config: &Self::Config) -> Result<FolderWeights>;
 
+    /// Opens the weights of a Hugging Face folder for a model that gets a new head.
+    fn pretrained_weights(folder: &Path, config: &Self::Config) -> Result<FolderWeights>;
+
     /// Writes the model into a Hugging Face folder, as a family by its `model_type` or as the first that holds it.
     fn export(&self, family: Option<&str>, folder: &Path) -> Result<()>;
 
@@ -167,6 +170,10 @@ impl TrainedModel for Gpt {
         hugging_face::weights(folder, config)
     }
 
+    fn pretrained_weights(_: &Path, _: &Self::Config) -> Result<FolderWeights> {
+        Err(Error::config("--pretrained-checkpoint", "is for a BERT: leave it out"))
+    }
+
     fn export(&self, family: Option<&str>, folder: &Path) -> Result<()> {
         match family {
             Some(family) => hugging_face::export_as(self, family, folder),
@@ -195,7 +202,7 @@ impl TrainedModel for Gpt {
         let config = match source {
             DataSource::Files(config) => {
                 let dataset = corpus::open(config, tokenizer, warn)?;
-                return Ok(RunInput { dataset, pairs: None, blended: None, documents });
+                return Ok(RunInput { dataset, bert: None, blended: None, documents });
             }
             DataSource::Sets(config) => config,
         };
@@ -223,7 +230,7 @@ impl TrainedModel for Gpt {
                 _ => (training.sampler(seq_length, order.seed)?.into(), training.weights_crc32()),
             };
         let blended = Some(BlendedInput { train, validation, test, order_crc32 });
-        Ok(RunInput { dataset, pairs: None, blended, documents })
+        Ok(RunInput { dataset, bert: None, blended, documents })
     }
 
     fn samples(
@@ -279,6 +286,10 @@ impl TrainedModel for Bert {
         hugging_face::bert::weights(folder, config)
     }
 
+    fn pretrained_weights(folder: &Path, config: &Self::Config) -> Result<FolderWeights> {
+        hugging_face::bert::pretrained_weights(folder, config)
+    }
+
     fn export(&self, family: Option<&str>, folder: &Path) -> Result<()> {
         match family {
             Some(family) => hugging_face::bert::export_as(self, family, folder),
@@ -305,29 +316,18 @@ impl TrainedModel for Bert {
             let message = "a bert takes sentences, which are not packed: leave it out";
             return Err(Error::config("--reset-attention-mask", message));
         }
-        let (train, validation) = corpus::open_documents(config, tokenizer, warn)?;
-        let tokens = |documents: &Documents| documents.token_source(tokenizer.vocab_size());
-        let dataset = Dataset {
-            train: tokens(&train)?,
-            validation: validation.as_ref().map(tokens).transpose()?,
-        };
-        let (special, length) = (tokenizer.special_tokens()?, args.model.seq_length()?);
-        let train = SentencePairs::new(train, special, length, args.optimization.seed)?;
-        // Validation data that are too short are refused only by a run that evaluates.
-        let evaluates = args.run.eval_interval != Some(0) && args.run.eval_iters.0 != Some(0);
-        let held_out = validation.filter(|_| evaluates);
-        let held_out = held_out.map(|held_out| HeldOutPairs::new(held_out, special, length));
-        let pairs = Some((train, held_out.transpose()?));
-        Ok(RunInput { dataset, pairs, blended: None, documents: None })
+        let (dataset, bert) = bert_input::open(args, config, tokenizer, warn)?;
+        Ok(RunInput { dataset, bert: Some(bert), blended: None, documents: None })
     }
 
     fn samples(input: &RunInput, run: &RunConfig, (_, batch): (u64, usize)) -> Result<RunSamples> {
         let missing = || Error::config("data", "bert needs documents");
-        let (train, held_out) = input.pairs.clone().ok_or_else(missing)?;
+        let BertInput { train, held_out } = input.bert.clone().ok_or_else(missing)?;
         let samples = run.eval_iters.map_or(u64::MAX, |all| all.saturating_mul(batch as u64));
         let wanted = held_out.filter(|_| run.intervals.eval_interval > 0);
-        let validation = wanted.map(|held_out| Box::new(held_out.first(samples)) as Box<_>);
-        RunSamples::new(Arc::new(train), [validation, None], None)
+        let wanted = wanted.filter(|_| samples > 0);
+        let validation = wanted.map(|held_out| held_out.first(samples));
+        RunSamples::new(train, [validation, None], None)
     }
 
     fn report(

@@ -64,14 +64,17 @@ pub fn test(evaluation: &Evaluation) {
 /// Prints the validation losses of a BERT.
 pub fn bert(outcome: &RunResult) {
     if let Some(evaluation) = &outcome.evaluation {
-        output::report(&format!("validation {}", masked_tokens_line(evaluation)));
+        output::report(&format!("validation {}", bert_line(evaluation)));
     }
     output::report(&format!("checkpoint: {}", outcome.checkpoint.display()));
 }
 
-/// The losses of a BERT in words.
-pub fn masked_tokens_line(evaluation: &Evaluation) -> String {
+/// The losses of a BERT in words: those of pre-training, or of a task the loss and the accuracy.
+pub fn bert_line(evaluation: &Evaluation) -> String {
     let Evaluation { loss, tokens, losses, .. } = evaluation;
+    if let Some((_, accuracy)) = losses.iter().find(|(name, _)| *name == "accuracy") {
+        return format!("accuracy {accuracy:.4}, loss {loss:.4} over {tokens} questions");
+    }
     let terms = losses.iter().map(|(name, mean)| format!("{} {mean:.4}", name.replace('_', " ")));
     let terms: Vec<String> = terms.collect();
     format!("loss {loss:.4} over {tokens} masked tokens ({})", terms.join(", "))

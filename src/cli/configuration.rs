@@ -9,13 +9,13 @@ use ferrotron::models::tokenizer::Tokenizer;
 use ferrotron::parallel::agreement::Facts;
 use ferrotron::parallel::launch::RankEnvironment;
 use serde_json::Value;
-use std::path::PathBuf;
 
 use super::args::train::TrainArgs;
 use super::definition::Definition;
 use super::options::Options;
+use super::options::imported::{Imported, check_task};
+use super::options::remembered;
 use super::options::remembered::{MAY_DIFFER, canonical, same_number};
-use super::options::{imported, remembered};
 
 /// The value of an option that has none.
 pub const NOT_GIVEN: &str = "not given";
@@ -27,8 +27,8 @@ pub struct Configuration {
     pub args: TrainArgs,
     /// Every option that all ranks must have alike, defaults included.
     pub facts: Facts,
-    /// The Hugging Face folder whose weights the run begins with, if it does.
-    pub imported: Option<PathBuf>,
+    /// The weights that the run begins with, if it does.
+    pub imported: Option<Imported>,
     /// Lines about the options of the checkpoint: which are not taken from it, and which were given otherwise.
     pub notes: Vec<String>,
 }
@@ -50,15 +50,15 @@ impl Configuration {
                 .push(format!("going on from step {} of {checkpoint}", checkpoint.progress().step));
             notes.extend(remembered::ignored_line(checkpoint, definition)?);
             notes.extend(remembered::changed_line(&given, checkpoint, definition)?);
+            check_task(&given, checkpoint)?;
         }
-        let imported = if resumed.is_none() { imported::folder(&given) } else { None };
+        let imported = if resumed.is_none() { Imported::find(&given)? } else { None };
         let options = match (resumed, &imported) {
             (Some(checkpoint), _) => remembered::resumed(given, checkpoint, rank, definition)?,
-            (None, Some(folder)) => {
-                let name = folder.display();
-                notes.push(format!("the weights of '{name}', and a new optimizer state"));
-                let options = imported::merged(given, folder, definition)?;
-                imported::check_tokenizer(&options, folder)?;
+            (None, Some(imported)) => {
+                notes.push(imported.note());
+                let options = imported.merged(given, definition)?;
+                imported.check_tokenizer(&options)?;
                 options
             }
             (None, None) => given,
@@ -67,9 +67,7 @@ impl Configuration {
         let matches = matches.subcommand_matches("train").expect("it was parsed");
         let args = TrainArgs::from_arg_matches(matches).unwrap_or_else(|error| error.exit());
         let mut facts = facts(matches, definition);
-        if let Some(folder) = &imported {
-            facts.insert("the Hugging Face folder".to_string(), imported::identity(folder));
-        }
+        facts.extend(imported.as_ref().map(Imported::fact).transpose()?);
         Ok(Configuration { options, args, facts, imported, notes })
     }
 

@@ -70,7 +70,7 @@ pub fn bert(config: &BertConfig) -> Value {
         NormPlacement::Pre => "pre",
         NormPlacement::Post => "post",
     };
-    json!({
+    let mut options = json!({
         "architecture": "bert",
         "num-layers": config.num_layers,
         "hidden-size": config.hidden_size,
@@ -83,5 +83,9 @@ pub fn bert(config: &BertConfig) -> Value {
         "bert-no-binary-head": !config.binary_head,
         "init-method-std": config.init_method_std,
         "activation": ActivationArg::name_of(config.activation),
-    })
+    });
+    if config.num_choices.is_some() {
+        options["task"] = "race".into();
+    }
+    options
 }

@@ -2,6 +2,7 @@
 
 mod architecture;
 mod args;
+mod bert_input;
 mod bytes;
 mod closing_report;
 mod commands;

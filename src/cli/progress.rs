@@ -9,7 +9,7 @@ use std::io::IsTerminal;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use super::closing_report::masked_tokens_line;
+use super::closing_report::bert_line;
 use super::{bytes, output};
 
 /// Writes to standard error, so that standard output stays for results.
@@ -234,7 +234,7 @@ impl Observer for TrainProgress {
         let Evaluation { loss, tokens, perplexity, losses } = evaluation;
         let found = match losses.len() {
             0 | 1 => format!("loss {loss:.4} over {tokens} tokens (perplexity {perplexity:.2})"),
-            _ => masked_tokens_line(evaluation),
+            _ => bert_line(evaluation),
         };
         self.say(&format!("step {step:>6}  validation {found}"));
     }

@@ -101,7 +101,7 @@ pub fn open_together(world: &Group, args: &RunArgs) -> Result<Option<Checkpoint>
 }
 
 /// The step and a digest of the index, which has the checksums of all files.
-fn identity(checkpoint: &Checkpoint) -> String {
+pub fn identity(checkpoint: &Checkpoint) -> String {
     let index = std::fs::read(checkpoint.folder().join("index.json"));
     let index = index.map_or_else(|error| error.to_string(), |bytes| digest(&bytes));
     format!("step {} with index {index}", checkpoint.progress().step)

@@ -22,6 +22,7 @@ mod optimizers;
 mod options;
 mod output_files;
 mod precision;
+mod race;
 mod refusals;
 mod report;
 mod serve;

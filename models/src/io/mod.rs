@@ -5,6 +5,7 @@ pub mod checkpoint;
 pub mod hugging_face;
 pub(crate) mod tensor_file;
 pub mod tensorboard;
+pub(crate) mod weight_source;
 
 pub use ferrotron_data as data;
 pub use ferrotron_data::{entropy, tokenizer};

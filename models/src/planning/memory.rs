@@ -271,7 +271,7 @@ impl<M: Model> ExampleSamples<'_, M> {
         let arrays: usize = batch.arrays().iter().map(bytes).sum();
         // On a GPU, each query's first and last key. Where ranks share positions, each pass makes its own.
         let key_ranges = match (device, batch.key_lengths()) {
-            (PlannedDevice::Gpu(_), Some(_)) if context == 1 => 8 * micro_batch * self.seq_length,
+            (PlannedDevice::Gpu(_), Some(_)) if context == 1 => 8 * batch.rows() * self.seq_length,
             _ => 0,
         };
         Ok(arrays + key_ranges)

@@ -79,7 +79,7 @@ impl Microbatch {
 
 /// The pass over `batch` on this rank, in which attention leaves out padding and other documents.
 fn context(mesh: &Mesh, batch: &Batch, ctx: Context) -> Result<Context> {
-    let ctx = mesh.context(ctx)?;
+    let ctx = mesh.context(ctx)?.with_rows_per_sample(batch.rows_per_sample());
     let ctx = match batch.key_lengths() {
         Some(lengths) => ctx.with_key_lengths(lengths)?,
         None => ctx,

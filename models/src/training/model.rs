@@ -94,6 +94,13 @@ pub trait Model: Module + Sized + Send + Sync + 'static {
     /// Fields of the configuration that a resumed run may change: they are in no weight, as dropout.
     const TRAINING_FIELDS: &'static [&'static str] = &[];
 
+    /// Fields of the configuration that decide which heads there are. A model may begin with the weights of one that differs
+    /// in these, by [`Trainer::load_pretrained`](crate::trainer::Trainer::load_pretrained).
+    const HEAD_FIELDS: &'static [&'static str] = &[];
+
+    /// Beginnings of the names of parameters that belong to heads.
+    const HEAD_PARAMETERS: &'static [&'static str] = &[];
+
     /// The configuration; a checkpoint keeps it.
     type Config: Clone + Debug + PartialEq + Serialize + DeserializeOwned + Send + Sync;
 

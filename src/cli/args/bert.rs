@@ -2,6 +2,7 @@
 
 use ferrotron::models::bert::{BertConfig, NormPlacement};
 use ferrotron::models::data::SentencePairs;
+use ferrotron::models::data::tasks::NUM_CHOICES;
 use ferrotron::{Error, Result};
 
 use super::model::{ModelArgs, NormPlacementArg, NormalizationArg, PositionArg};
@@ -47,6 +48,9 @@ impl ModelArgs {
         config.attention_dropout = self.attention_dropout;
         config.binary_head = !self.bert_no_binary_head;
         config.activation = self.activation_kind().unwrap_or(config.activation);
+        if self.task.is_some() {
+            config = config.with_choices(NUM_CHOICES);
+        }
         config.validate()?;
         Ok(config)
     }
@@ -92,6 +96,10 @@ impl ModelArgs {
 
     /// Errors if an option is given that a GPT has not.
     pub(super) fn refuse_options_of_bert(&self) -> Result<()> {
+        if self.task.is_some() {
+            let message = "needs a BERT: give --pretrained-checkpoint PATH, or --architecture bert";
+            return Err(Error::config("--task", message));
+        }
         let given = [
             (self.norm_placement.is_some(), "--norm-placement"),
             (self.bert_no_binary_head, "--bert-no-binary-head"),

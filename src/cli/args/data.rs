@@ -18,7 +18,7 @@ const MEGATRON_SPLIT: [f64; 3] = [969.0, 30.0, 1.0];
 pub struct DataArgs {
     /// Text, nanoGPT .bin, llm.c shards or Megatron's PREFIX.idx and .bin; several files, or those of a folder, are one
     /// stream [default: a small corpus that the program carries]
-    #[arg(long, value_name = "PATH", num_args = 1..)]
+    #[arg(long, alias = "train-data", value_name = "PATH", num_args = 1..)]
     data: Vec<PathBuf>,
     /// Megatron's data sets (PREFIX.idx and .bin), as PREFIX .. or WEIGHT PREFIX WEIGHT PREFIX ..; each is divided by
     /// --split, and without weights sets count by their size

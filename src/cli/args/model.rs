@@ -71,6 +71,14 @@ impl ActivationArg {
     }
 }
 
+/// A task on which a BERT is fine-tuned.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum TrainTask {
+    /// Choosing among four answers to a question on an article.
+    #[value(alias = "RACE")]
+    Race,
+}
+
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Model")]
 pub struct ModelArgs {
@@ -180,6 +188,9 @@ pub struct ModelArgs {
     /// Place of the norms in a BERT [default: pre]
     #[arg(long, value_enum)]
     pub norm_placement: Option<NormPlacementArg>,
+    /// Fine-tune a BERT on a task in place of pre-training: questions of RACE, in the files and folders of --data
+    #[arg(long, value_enum)]
+    pub task: Option<TrainTask>,
     /// No head for the order of two segments in a BERT
     #[arg(long)]
     pub bert_no_binary_head: bool,

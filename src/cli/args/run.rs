@@ -33,6 +33,10 @@ pub struct RunArgs {
     /// nothing is saved there yet, a new run starts. Or begin with the weights of a Hugging Face folder
     #[arg(long, value_name = "PATH")]
     pub load: Option<PathBuf>,
+    /// Begin --task with the weights of this run, checkpoint or Hugging Face folder of a BERT, with a new head and a new
+    /// optimizer state; its shape and tokenizer are the defaults
+    #[arg(long, value_name = "PATH")]
+    pub pretrained_checkpoint: Option<PathBuf>,
     /// Steps between checkpoints; the run always writes one at its end; 0 for no other [default: 500]
     #[arg(long, value_name = "N")]
     pub save_interval: Option<u64>,

@@ -15,10 +15,11 @@ use ferrotron::models::tokenizer::Tokenizer;
 use ferrotron::tensor::At;
 use ferrotron::{Error, Result};
 use serde_json::json;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 pub use args::EvalArgs;
+use args::Task;
 
 use crate::cli::args::data::{DataArgs, DataSource};
 use crate::cli::corpus;
@@ -33,13 +34,16 @@ pub fn eval(args: &EvalArgs, definition: &Definition) -> Result<ExitCode> {
     let path = named_or_newest(args.load.as_ref())?;
     let tasks = args.tasks()?;
     let is_bert = is_bert(&path)?;
-    if is_bert && !tasks.is_empty() {
-        let message = format!("'{}' holds a BERT, and the tasks are of a GPT", path.display());
+    let of_bert = |(task, _): &(Task, PathBuf)| *task == Task::Race;
+    if let Some((task, _)) = tasks.iter().find(|task| of_bert(task) != is_bert) {
+        let (own, other) = if is_bert { ("BERT", "GPT") } else { ("GPT", "BERT") };
+        let (path, task) = (path.display(), task.name());
+        let message = format!("'{path}' holds a {own}, and {task} is a task of a {other}");
         return Err(Error::config("--tasks", message));
     }
     run_on_ranks(&args.ranks, &args.device, |place| {
         match (is_bert, tasks.is_empty()) {
-            (true, _) => bert::eval(args, &path, definition, place)?,
+            (true, _) => bert::eval(args, &path, tasks.first(), definition, place)?,
             (false, true) => loss(args, &path, definition, place)?,
             (false, false) => tasks::eval(args, &path, &tasks, place)?,
         }

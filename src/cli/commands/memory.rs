@@ -8,7 +8,6 @@ use ferrotron::models::memory::StageMemory;
 use ferrotron::models::tokenizer::Tokenizer;
 use ferrotron::{Error, Result};
 use serde_json::json;
-use std::path::Path;
 use std::process::ExitCode;
 
 use crate::cli::architecture::TrainedModel;
@@ -16,7 +15,8 @@ use crate::cli::args::model::Architecture;
 use crate::cli::args::train::TrainArgs;
 use crate::cli::commands::train::{known_vocab_size, open_tokenizer};
 use crate::cli::definition::Definition;
-use crate::cli::options::{Options, imported, other_optimizers, remembered};
+use crate::cli::options::imported::Imported;
+use crate::cli::options::{Options, other_optimizers, remembered};
 use crate::cli::plan::plan;
 use crate::cli::{bytes, memory_limits, output};
 
@@ -34,7 +34,7 @@ pub struct MemoryArgs {
 
 /// Prints what each rank of every pipeline stage would take, with the options `given` over those of `--load`.
 pub fn memory(args: &MemoryArgs, given: Options, definition: &Definition) -> Result<ExitCode> {
-    let imported = imported::folder(&given);
+    let imported = Imported::find(&given)?;
     let load = args.train.run.load.as_deref().filter(|_| imported.is_none());
     let resumed = load.map(Checkpoint::peek).transpose()?;
     let ignored =
@@ -44,7 +44,7 @@ pub fn memory(args: &MemoryArgs, given: Options, definition: &Definition) -> Res
     }
     let options = match (&resumed, &imported) {
         (Some(checkpoint), _) => remembered::resumed(given, checkpoint, None, definition)?,
-        (None, Some(folder)) => imported::merged(given, folder, definition)?,
+        (None, Some(folder)) => folder.merged(given, definition)?,
         (None, None) => given,
     };
     let matches = definition.parse("memory", &options)?;
@@ -56,14 +56,14 @@ pub fn memory(args: &MemoryArgs, given: Options, definition: &Definition) -> Res
     };
     let checked = other_optimizers::check(&options);
     checked
-        .and_then(|()| report(&args, resumed.as_ref(), imported.as_deref()))
+        .and_then(|()| report(&args, resumed.as_ref(), imported.as_ref()))
         .map_err(|error| options.name_sources(error))
 }
 
 fn report<M: TrainedModel>(
     args: &MemoryArgs,
     resumed: Option<&Checkpoint>,
-    imported: Option<&Path>,
+    imported: Option<&Imported>,
 ) -> Result<ExitCode> {
     let train = &args.train;
     train.device.place()?;
@@ -77,8 +77,8 @@ fn report<M: TrainedModel>(
     let world = parallel.ranks.nproc.or(smallest).unwrap_or(0);
     let vocab_size = vocab_size::<M>(args, resumed, imported)?;
     let plan = plan::<M>(train, world, parallel.ranks.nproc.unwrap_or(1), vocab_size)?;
-    if let Some(folder) = imported {
-        imported::check_config::<M>(folder, &plan.model)?;
+    if let Some(imported) = imported {
+        imported.check_config::<M>(&plan.model)?;
     }
     let stages = plan.stages()?;
     if args.json {
@@ -99,7 +99,7 @@ fn report<M: TrainedModel>(
 fn vocab_size<M: TrainedModel>(
     args: &MemoryArgs,
     resumed: Option<&Checkpoint>,
-    imported: Option<&Path>,
+    imported: Option<&Imported>,
 ) -> Result<usize> {
     let train = &args.train;
     let unsaid = train.data.is_built_in() && train.data.tokenizer == "char";
@@ -111,7 +111,7 @@ fn vocab_size<M: TrainedModel>(
         }
         None => match known_vocab_size::<M>(resumed, imported)? {
             Some(known) => Ok(known),
-            None => M::vocab_size(&open_tokenizer(train, resumed)?),
+            None => M::vocab_size(&open_tokenizer(train, resumed, imported)?),
         },
     }
 }

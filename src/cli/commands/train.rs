@@ -15,7 +15,7 @@ use ferrotron::parallel::collective::World;
 use ferrotron::parallel::launch::{INTERRUPTED, RankEnvironment};
 use ferrotron::parallel::mesh::Mesh;
 use ferrotron::{Error, Result};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use crate::cli::architecture::{OrderLength, RunInput, TrainedModel};
@@ -30,7 +30,8 @@ use crate::cli::exit_signals::ExitSignals;
 use crate::cli::job;
 use crate::cli::job::ProcessRole;
 use crate::cli::loaded::check_vocab_size;
-use crate::cli::options::{Options, imported, other_optimizers};
+use crate::cli::options::imported::Imported;
+use crate::cli::options::{Options, other_optimizers};
 use crate::cli::output::failed;
 use crate::cli::plan::plan;
 use crate::cli::progress::TrainProgress;
@@ -156,14 +157,14 @@ impl<M: TrainedModel> PreparedRun<M> {
                 args.device.check_resumable(checkpoint)?;
             }
             run_folder::check(args, resumed.as_ref(), &job)?;
-            let tokenizer = open_tokenizer(args, resumed.as_ref())?;
+            let tokenizer = open_tokenizer(args, resumed.as_ref(), imported.as_ref())?;
             let own = M::vocab_size(&tokenizer)?;
-            let known = known_vocab_size::<M>(resumed.as_ref(), imported.as_deref())?;
+            let known = known_vocab_size::<M>(resumed.as_ref(), imported.as_ref())?;
             let vocab_size = known.unwrap_or(own);
             check_vocab_size(vocab_size, own)?;
             let run = plan::<M>(args, job.world_size(), job.local_size(), vocab_size)?;
-            if let Some(folder) = imported {
-                imported::check_config::<M>(folder, &run.model)?;
+            if let Some(imported) = imported {
+                imported.check_config::<M>(&run.model)?;
             }
             if let Some(checkpoint) = &resumed {
                 M::check_checkpoint(checkpoint, &run.model)?;
@@ -243,13 +244,12 @@ impl<M: TrainedModel> PreparedRun<M> {
         if let Some(checkpoint) = &resumed {
             trainer.load(checkpoint)?;
         }
-        if let Some(folder) = &configuration.imported {
-            trainer.load_weights(&mut M::folder_weights(folder, trainer.model())?)?;
-        }
+        let imported = configuration.imported.as_ref();
+        let fresh = imported.map(|imported| imported.load(&mut trainer)).transpose()?;
         let mut progress = trainer.progress().clone();
         fingerprint.record(&mut progress.extra);
-        if let Some(folder) = &configuration.imported {
-            imported::companions(folder, &args.data)?.record(&mut progress.extra);
+        if let Some(imported) = imported {
+            imported.companions(&args.data)?.record(&mut progress.extra);
         }
         let change = processor_change(&progress.extra, &device, scope.dtype());
         record_processor(&mut progress.extra, &device);
@@ -268,6 +268,9 @@ impl<M: TrainedModel> PreparedRun<M> {
         if first {
             report::before(&configuration, &trainer, &input.dataset, &tokenizer, &stages, &config)?;
             change.iter().for_each(|line| output::note(line));
+            if let Some(names) = fresh.filter(|names| !names.is_empty()) {
+                output::note(&format!("not among these weights, and new: {}", names.join(", ")));
+            }
         }
         let done = trainer.progress().step;
         if first && done >= intervals.train_iters {
@@ -323,16 +326,29 @@ fn code_block(text: &str) -> String {
     lines.collect()
 }
 
-pub fn open_tokenizer(args: &TrainArgs, resumed: Option<&Checkpoint>) -> Result<Tokenizer> {
-    match resumed.and_then(Checkpoint::tokenizer) {
+pub fn open_tokenizer(
+    args: &TrainArgs,
+    resumed: Option<&Checkpoint>,
+    imported: Option<&Imported>,
+) -> Result<Tokenizer> {
+    let known = match resumed {
+        Some(checkpoint) => checkpoint.tokenizer().cloned(),
+        None => imported.map(Imported::tokenizer).transpose()?.flatten(),
+    };
+    match known {
         Some(tokenizer) => match args.data.vocab_size {
             Some(size) if size != tokenizer.vocab_size() => {
                 let message =
                     format!("{size}, but the run has {} token ids", tokenizer.vocab_size());
                 Err(Error::config("--vocab-size", message))
             }
-            _ => Ok(tokenizer.clone()),
+            _ => Ok(tokenizer),
         },
+        None if args.model.task.is_some() && args.data.tokenizer == "char" => {
+            let message = "a task has no text for a char vocabulary: give --pretrained-checkpoint, or byte, or the path of a \
+                           vocab.txt or tokenizer.json";
+            Err(Error::config("--tokenizer", message))
+        }
         None => args.data.tokenizer(corpus::text),
     }
 }
@@ -340,10 +356,10 @@ pub fn open_tokenizer(args: &TrainArgs, resumed: Option<&Checkpoint>) -> Result<
 /// Number of token ids of the model that a run goes on from, which may have more than the tokenizer.
 pub fn known_vocab_size<M: TrainedModel>(
     resumed: Option<&Checkpoint>,
-    imported: Option<&Path>,
+    imported: Option<&Imported>,
 ) -> Result<Option<usize>> {
     let config = match (resumed, imported) {
-        (_, Some(folder)) => Some(M::folder_config(folder)?),
+        (_, Some(imported)) => Some(imported.model_config::<M>()?),
         // Another architecture is refused with the rest of the shape.
         (Some(checkpoint), None) => M::config_from(checkpoint).ok(),
         (None, None) => None,

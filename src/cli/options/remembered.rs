@@ -18,6 +18,7 @@ use crate::cli::options::{Options, Source, spellings};
 /// they stand in it.
 const NOT_REMEMBERED: &[&str] = &[
     "load",
+    "pretrained-checkpoint",
     "save",
     "allow-data-change",
     "metrics",
@@ -119,6 +120,7 @@ const PATHS: &[&str] = &[
     "per-split-data-args-path",
     "valid-data",
     "load",
+    "pretrained-checkpoint",
     "save",
     "metrics",
     "trace",

@@ -23,6 +23,7 @@ const VALUES: &[(&str, &str, &str)] = &[
     ("dtype", "fp16", "f16"),
     ("pipeline-schedule", "interleaved1f1b", "interleaved"),
     ("position-embedding-type", "learned_absolute", "learned-absolute"),
+    ("task", "RACE", "race"),
 ];
 
 /// Options of others that this program states in another way.
@@ -232,6 +233,7 @@ mod tests {
             ),
             (json!({ "profile-step-start": 2 }), ""),
             (json!({ "rdzv-endpoint": "localhost:29400" }), "--rendezvous-port=29400"),
+            (json!({ "task": "RACE", "train-data": ["a"] }), "--data a --task=race"),
             (json!({ "dtype": "fp32" }), "--dtype=f32"),
             (json!({ "dtype": "fp16" }), "--dtype=f16"),
             (json!({ "pipeline-schedule": "Interleaved1F1B" }), "--pipeline-schedule=interleaved"),

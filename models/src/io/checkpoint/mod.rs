@@ -46,6 +46,7 @@ mod load;
 mod load_optimizer;
 mod load_training_state;
 mod pending_save;
+mod pretrained;
 mod processor;
 mod rank_files;
 mod read_plan;

@@ -81,6 +81,7 @@ pub fn weights(folder: &Path, config: &GptConfig) -> Result<FolderWeights> {
         mapping: Box::new(move |ours, rows| family.mapping(&own, ours, rows)),
         tied: tied.into_iter().collect(),
         left_out: &[],
+        optional: &[],
     };
     FolderWeights::open::<Gpt>(folder, naming, config)
 }

@@ -2,13 +2,14 @@
 
 use ferrotron_nn::Param;
 use ferrotron_tensor::{DType, Device, Error, Result, ShardSpec, Tensor};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use super::files::{Stored, common_dtype, describe, open_files, read};
 use super::mapping::Mapping;
 use crate::io::checked_file::Fault;
 use crate::io::tensor_file::TensorFile;
+use crate::io::weight_source::WeightSource;
 use crate::training::model::{Model, parameter_names};
 
 /// The tensors there that make one of our parameters, by its name and number of rows.
@@ -29,6 +30,8 @@ pub(super) struct Naming {
     pub tied: Vec<(&'static str, String)>,
     /// Beginnings of the names of tensors that this model leaves out.
     pub left_out: &'static [&'static str],
+    /// Beginnings of the names of our parameters that need not be stored.
+    pub optional: &'static [&'static str],
 }
 
 /// The weights of a Hugging Face folder. [`Trainer::load_weights`](crate::trainer::Trainer::load_weights) takes them in
@@ -42,6 +45,8 @@ pub struct FolderWeights {
     open: usize,
     /// The parameter that was read last: shards of one follow one another.
     last: Option<(String, Tensor)>,
+    /// The parameters that are not stored.
+    fresh: BTreeSet<String>,
 }
 
 impl FolderWeights {
@@ -60,9 +65,10 @@ impl FolderWeights {
             let mut stored = stored_weights(&files, &naming.current_name);
             stored.retain(|name, _| !naming.left_out.iter().any(|part| name.starts_with(part)));
             let folder = folder.to_path_buf();
-            let mut weights = FolderWeights { folder, naming, files, stored, open: 0, last: None };
+            let (last, fresh) = (None, BTreeSet::new());
+            let mut weights = FolderWeights { folder, naming, files, stored, open: 0, last, fresh };
             weights.check_copies()?;
-            weights.check_names(&parameters)?;
+            weights.fresh = weights.check_names(&parameters)?;
             Ok(weights)
         };
         open().map_err(|fault| Error::io("hugging_face", fault))
@@ -80,16 +86,17 @@ impl FolderWeights {
         Ok(())
     }
 
-    /// Writes the shard `place` of the parameter `name` to `target`, a tensor of its local dims, in the target's type.
-    ///
-    /// # Errors
-    /// A tensor of another shape; files that cannot be read.
-    pub(crate) fn copy(
-        &mut self,
-        name: &str,
-        place: &ShardSpec,
-        target: &mut Tensor,
-    ) -> Result<()> {
+    /// The parameters of the model that the folder has not, and that keep their initial values: those of a new head.
+    pub fn fresh(&self) -> impl Iterator<Item = &str> {
+        self.fresh.iter().map(String::as_str)
+    }
+
+    /// Writes the shard `place` of the parameter `name` to `target`, a tensor of its local dims, in the target's type. A
+    /// parameter that is not stored stays as it is.
+    fn copy(&mut self, name: &str, place: &ShardSpec, target: &mut Tensor) -> Result<()> {
+        if self.fresh.contains(name) {
+            return Ok(());
+        }
         let known = self
             .last
             .take()
@@ -150,12 +157,18 @@ impl FolderWeights {
         format!("'{}' has no tensor '{name}'", self.folder.display())
     }
 
-    /// Errors unless every parameter is stored, and nothing else.
-    fn check_names(&self, parameters: &[String]) -> std::result::Result<(), Fault> {
+    /// Errors unless every parameter is stored, and nothing else; returns those that are not and need not be.
+    fn check_names(&self, parameters: &[String]) -> std::result::Result<BTreeSet<String>, Fault> {
+        let mut fresh = BTreeSet::new();
         let mut unknown: Vec<&str> = self.stored.keys().map(String::as_str).collect();
         for ours in parameters {
             let mapping = (self.naming.mapping)(ours, 0)
                 .ok_or_else(|| format!("{} has no '{ours}'", self.naming.family))?;
+            let optional = self.naming.optional.iter().any(|begin| ours.starts_with(begin));
+            if optional && mapping.parts.iter().all(|(name, _)| !self.stored.contains_key(name)) {
+                fresh.insert(ours.clone());
+                continue;
+            }
             for (name, _) in mapping.parts {
                 match unknown.binary_search(&name.as_str()) {
                     Ok(at) => drop(unknown.remove(at)),
@@ -163,7 +176,7 @@ impl FolderWeights {
                 }
             }
         }
-        let Some(name) = unknown.first() else { return Ok(()) };
+        let Some(name) = unknown.first() else { return Ok(fresh) };
         let (folder, family) = (self.folder.display(), self.naming.family);
         Err(format!("'{folder}' has a tensor '{name}' that {family} has not"))
     }
@@ -189,6 +202,16 @@ impl FolderWeights {
             }
         }
         Ok(())
+    }
+}
+
+impl WeightSource for FolderWeights {
+    fn copy(&mut self, name: &str, place: &ShardSpec, target: &mut Tensor) -> Result<()> {
+        FolderWeights::copy(self, name, place, target)
+    }
+
+    fn fresh(&self) -> Vec<String> {
+        self.fresh.iter().cloned().collect()
     }
 }
 

@@ -35,12 +35,35 @@ pub struct BertConfig {
     pub activation: ActivationKind,
     /// Whether there is a pooler with a head for the order of the two segments.
     pub binary_head: bool,
+    /// The number of choices of a question, if the model chooses among them: a pooler with one logit a choice, in place of
+    /// the heads of pre-training.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub num_choices: Option<usize>,
     /// Standard deviation of the initial weights.
     pub init_method_std: f64,
     /// Dropout on embeddings and on the inputs of residual additions.
     pub hidden_dropout: f64,
     /// Dropout on attention weights.
     pub attention_dropout: f64,
+}
+
+/// The classes of a head on the first position.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum PooledHeadKind {
+    /// The order of the two segments: two logits a row.
+    SentenceOrder,
+    /// The right one of so many choices: one logit a row, and the rows of a question follow one another.
+    MultipleChoice(usize),
+}
+
+impl PooledHeadKind {
+    /// Logits of a row.
+    pub fn logits_of_a_row(self) -> usize {
+        match self {
+            PooledHeadKind::SentenceOrder => 2,
+            PooledHeadKind::MultipleChoice(_) => 1,
+        }
+    }
 }
 
 impl BertConfig {
@@ -66,9 +89,24 @@ impl BertConfig {
             norm_epsilon: 1e-12,
             activation: ActivationKind::GeluErf,
             binary_head: true,
+            num_choices: None,
             init_method_std: 0.02,
             hidden_dropout: 0.0,
             attention_dropout: 0.0,
+        }
+    }
+
+    /// The same model with one logit for each of `choices` choices of a question, in place of the heads of pre-training.
+    #[must_use]
+    pub fn with_choices(self, choices: usize) -> BertConfig {
+        BertConfig { binary_head: false, num_choices: Some(choices), ..self }
+    }
+
+    /// The head on the first position, if there is one.
+    pub(super) fn pooled_head(&self) -> Option<PooledHeadKind> {
+        match self.num_choices {
+            Some(choices) => Some(PooledHeadKind::MultipleChoice(choices)),
+            None => self.binary_head.then_some(PooledHeadKind::SentenceOrder),
         }
     }
 
@@ -78,6 +116,19 @@ impl BertConfig {
             let name = if self.activation == ActivationKind::Geglu { "geglu" } else { "swiglu" };
             let message = format!("activation {name} is for gpt: use gelu-tanh, gelu-erf or relu");
             return Err(Error::config("bert", message));
+        }
+        if let Some(choices) = self.num_choices {
+            let refuse = |message: String| Err(Error::config("bert", message));
+            if choices < 2 {
+                return refuse(format!("num-choices {choices} must be at least 2"));
+            }
+            if self.binary_head {
+                return refuse("a head for choices leaves no place for the binary head".into());
+            }
+            if self.num_token_types < 2 {
+                let types = self.num_token_types;
+                return refuse(format!("num-token-types {types} must be at least 2 for choices"));
+            }
         }
         SizeCheck {
             model: "bert",
@@ -119,7 +170,12 @@ impl BertConfig {
     fn checked_num_parameters(&self) -> Option<u64> {
         let (v, l, c, f) =
             (self.vocab_size, self.num_layers, self.hidden_size, self.ffn_hidden_size);
-        let binary = usize::from(self.binary_head);
+        let pretraining = usize::from(self.num_choices.is_none());
+        let logits = match self.pooled_head() {
+            Some(head) => head.logits_of_a_row(),
+            None => 0,
+        };
+        let pooled = usize::from(logits > 0);
         let block = [
             product(&[4, c, c]), // queries, keys, values and projection
             product(&[2, c, f]), // MLP
@@ -131,12 +187,12 @@ impl BertConfig {
             product(&[self.max_position_embeddings, c]),
             product(&[self.num_token_types, c]),
             product(&[2, c]), // the norm behind the embeddings or the last block
-            product(&[c, c]), // the head's transform
-            product(&[3, c]), // its bias and norm
-            product(&[v]),
-            product(&[binary, c, c]),
-            product(&[binary, 3, c]), // pooler's bias and the classifier
-            product(&[binary, 2]),
+            product(&[pretraining, c, c]), // the head's transform
+            product(&[pretraining, 3, c]), // its bias and norm
+            product(&[pretraining, v]),
+            product(&[pooled, c, c]),
+            product(&[pooled, 1 + logits, c]), // pooler's bias and the classifier
+            product(&[logits]),
         ];
         let blocks = sum(&block)?.checked_mul(l as u128);
         u64::try_from(sum(&[blocks, sum(&rest)])?).ok()
@@ -146,7 +202,10 @@ impl BertConfig {
     /// [`GptConfig::flops`](crate::model::config::GptConfig::flops).
     pub fn flops(&self, tokens: u64, seq_length: usize) -> f64 {
         let c = self.hidden_size as f64;
-        let looked_up = (self.max_position_embeddings as f64 + self.num_token_types as f64) * c;
+        // Without a head for tokens, their embedding is only looked up.
+        let tokens_only = if self.num_choices.is_some() { self.vocab_size as f64 } else { 0.0 };
+        let tables = self.max_position_embeddings as f64 + self.num_token_types as f64;
+        let looked_up = (tables + tokens_only) * c;
         let matrices = self.num_parameters() as f64 - looked_up;
         let attention = 12.0 * self.num_layers as f64 * c * seq_length as f64;
         (6.0 * matrices + attention) * tokens as f64
@@ -214,5 +273,7 @@ mod tests {
         // BERT base with both heads, as transformers counts BertForPreTraining.
         let base = BertConfig::new(NormPlacement::Post, 30522, 12, 768, 12, 512);
         assert_eq!(base.num_parameters(), 110_106_428);
+        // As transformers counts BertForMultipleChoice: the encoder, the pooler, and 768 + 1.
+        assert_eq!(base.with_choices(4).num_parameters(), 109_483_009);
     }
 }

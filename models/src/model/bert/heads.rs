@@ -1,18 +1,20 @@
-//! The heads of BERT: masked tokens, and the order of the two segments.
+//! The heads of BERT: masked tokens; and on the first position, the order of the two segments or the choice of an answer.
 //!
 //! Trailing comments give shapes: batch B, positions T, width C, vocabulary V.
 
 use ferrotron_autograd::Var;
 use ferrotron_autograd::ops::cross_entropy::Loss;
 use ferrotron_nn::{
-    Activation, Axis, Bias, Context, Init, LayerNorm, Linear, Module, Param, Scope, WeightDecay,
+    Activation, Axis, Bias, Context, DimShard, Dropout, Init, LayerNorm, Linear, Module, Param,
+    Scope, WeightDecay,
 };
 use ferrotron_parallel::tensor_parallel::mappings::reduce_from_tp;
 use ferrotron_parallel::tensor_parallel::{HeadParams, SequenceParallel, TensorParallel};
 use ferrotron_tensor::ops::cross_entropy::CrossEntropyConfig;
+use ferrotron_tensor::ops::reduce::KeepDims;
 use ferrotron_tensor::{At, Result, Tensor};
 
-use super::config::BertConfig;
+use super::config::{BertConfig, PooledHeadKind};
 
 /// Maximum bytes of logits that are saved from forward to backward; larger ones are recomputed.
 const MAX_LOGITS_BYTES: usize = 256 << 20;
@@ -74,33 +76,48 @@ impl MaskedLmHead {
     }
 }
 
-/// The head for the order of the two segments: a dense layer of the first position, the pooler, and two classes.
+/// A head on the first position: a dense layer, the pooler, dropout, and a linear layer.
 ///
 /// Ranks along the tensor axis compute it alike.
 #[derive(Debug, Clone, Module)]
-pub(super) struct BinaryHead {
+pub(super) struct PooledHead {
     #[module(skip)]
     tp: TensorParallel,
     pooler: Linear,
+    dropout: Dropout,
     classifier: Linear,
+    classes: usize,
 }
 
-impl BinaryHead {
-    pub fn new(scope: &Scope, tp: &TensorParallel, config: &BertConfig) -> Result<BinaryHead> {
+impl PooledHead {
+    pub fn new(
+        scope: &Scope,
+        tp: &TensorParallel,
+        config: &BertConfig,
+        kind: PooledHeadKind,
+    ) -> Result<PooledHead> {
         let (c, init) = (config.hidden_size, config.init());
         let whole = scope.clone().with_whole_gradients(Axis::Tensor);
-        Ok(BinaryHead {
+        // Pre-training has no dropout here, as in Megatron-LM.
+        let (name, classes, dropout) = match kind {
+            PooledHeadKind::SentenceOrder => ("binary_head", 2, 0.0),
+            PooledHeadKind::MultipleChoice(n) => ("multichoice_head", n, config.hidden_dropout),
+        };
+        let logits = kind.logits_of_a_row();
+        Ok(PooledHead {
             tp: tp.clone(),
             pooler: Linear::new(&whole.child("pooler"), c, c, Bias::Yes, init)?,
-            classifier: Linear::new(&whole.child("binary_head"), c, 2, Bias::Yes, init)?,
+            dropout: Dropout::new(&scope.child("pooler_dropout"), dropout)?,
+            classifier: Linear::new(&whole.child(name), c, logits, Bias::Yes, init)?,
+            classes,
         })
     }
 
-    /// (B, T, C), or this rank's positions -> logits (B, 2).
+    /// (B, T, C), or this rank's positions -> logits (B, classes), or (B / classes, classes) with one logit a row.
     ///
     /// They mean something only where `ctx.sequence` has the first position.
     pub fn logits(&self, ctx: &Context, x: &Var) -> Result<Var> {
-        let first = x.narrow(1, 0, 1)?.reshape(&[x.dims()[0], x.dims()[2]])?; // (B, C)
+        let first = x.narrow(1, 0, 1)?; // (B, 1, C)
         let first = match self.tp.sequence() {
             SequenceParallel::Off => first,
             // Zeros from ranks with other positions.
@@ -109,17 +126,33 @@ impl BinaryHead {
                 reduce_from_tp(&first.mul_scalar(own)?, self.tp.group())?
             }
         };
-        self.classifier.forward(&self.pooler.forward(&first)?.tanh()?) // (B, 2)
+        let pooled = self.pooler.forward(&first)?.tanh()?; // (B, 1, C)
+        let place = DimShard::part(ctx.sequence.global, 0, 1);
+        let ctx = Context { residual: place, ..ctx.clone() };
+        let logits = self.classifier.forward(&self.dropout.forward(&ctx, &pooled)?)?; // (B, 1, logits)
+        let rows = logits.dims()[0] * logits.dims()[2] / self.classes;
+        logits.reshape(&[rows, self.classes])
     }
 
-    /// The summed cross-entropy against labels (B), except negative ones; zero unless `ctx.sequence` has the first
+    /// The summed cross-entropy of logits against labels, except negative ones; zero unless `ctx.sequence` has the first
     /// position.
-    pub fn loss(&self, ctx: &Context, x: &Var, labels: &Tensor) -> Result<Var> {
-        let logits = self.logits(ctx, x)?;
+    pub fn loss(&self, ctx: &Context, logits: &Var, labels: &Tensor) -> Result<Var> {
         let sum = logits.cross_entropy(labels, &CrossEntropyConfig::default())?.sum;
-        match ctx.sequence.coordinates().next() {
-            Some(0) => Ok(sum),
-            _ => sum.mul_scalar(0.0),
-        }
+        where_first(ctx, sum)
+    }
+
+    /// The number of labels whose logit is the largest, in the dtype of a loss, and as that is.
+    pub fn num_correct(&self, ctx: &Context, logits: &Var, labels: &Tensor) -> Result<Var> {
+        let right = logits.value().argmax(-1, KeepDims::Drop)?.eq(labels)?;
+        let sum = right.cast(logits.dtype().accumulator())?.sum_all()?;
+        where_first(ctx, Var::constant(sum))
+    }
+}
+
+/// The sum on ranks that have the first position, and zero on others.
+fn where_first(ctx: &Context, sum: Var) -> Result<Var> {
+    match ctx.sequence.coordinates().next() {
+        Some(0) => Ok(sum),
+        _ => sum.mul_scalar(0.0),
     }
 }

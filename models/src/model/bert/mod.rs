@@ -23,9 +23,9 @@ use crate::training::model::ModelChunk;
 pub use crate::model::block::NormPlacement;
 pub use config::BertConfig;
 use embeddings::Embeddings;
-use heads::{BinaryHead, MaskedLmHead};
+use heads::{MaskedLmHead, PooledHead};
 
-/// A bidirectional encoder with its pre-training heads, or one rank's chunk of it.
+/// A bidirectional encoder with its pre-training heads or a head for choices, or one rank's chunk of it.
 ///
 /// ```
 /// use ferrotron_models::bert::{Bert, BertConfig, NormPlacement};
@@ -51,10 +51,10 @@ pub struct Bert {
     transformer: Transformer,
     norm_f: Option<Norm>,
     masked_lm: Option<MaskedLmHead>,
-    binary: Option<BinaryHead>,
+    pooled: Option<PooledHead>,
 }
 
-/// The results of a whole model.
+/// The results of a whole model with the heads of pre-training.
 #[derive(Debug)]
 pub struct BertOutput {
     /// Logits of the token at each position, (B, T, V).
@@ -86,12 +86,14 @@ impl Bert {
         config.validate()?;
         let tp = mesh.tensor_parallel();
         let (v, c) = (config.vocab_size, config.hidden_size);
-        let ends = mesh.tied_scope(scope);
-        let wte = (part.first || part.last)
+        // Without a head for tokens, the embedding is on the first stage alone.
+        let tied = config.num_choices.is_none();
+        let ends = if tied { mesh.tied_scope(scope) } else { scope.clone() };
+        let wte = (part.first || (part.last && tied))
             .then(|| VocabParallelEmbedding::new(&ends.child("wte"), &tp, v, c, config.init()))
             .transpose()?;
-        let weight = wte.as_ref().map(|wte| wte.weight().clone()).filter(|_| part.last);
-        let binary = (part.last && config.binary_head).then(|| BinaryHead::new(scope, &tp, config));
+        let weight = wte.as_ref().map(|wte| wte.weight().clone()).filter(|_| part.last && tied);
+        let pooled = config.pooled_head().filter(|_| part.last);
         Ok(Bert {
             config: config.clone(),
             chunk: part.clone(),
@@ -104,7 +106,7 @@ impl Bert {
             masked_lm: weight
                 .map(|weight| MaskedLmHead::new(&scope.child("mlm_head"), &tp, config, weight))
                 .transpose()?,
-            binary: binary.transpose()?,
+            pooled: pooled.map(|kind| PooledHead::new(scope, &tp, config, kind)).transpose()?,
         })
     }
 
@@ -152,21 +154,39 @@ impl Bert {
     }
 
     fn masked_lm(&self) -> Result<&MaskedLmHead> {
-        let absent = || Error::config("bert", "this part of the model has no heads");
+        let absent = || Error::config("bert", "this part of the model has no head for tokens");
         self.masked_lm.as_ref().ok_or_else(absent)
+    }
+
+    /// The head on the first position of a model that chooses among answers.
+    fn multiple_choice(&self) -> Result<&PooledHead> {
+        let absent = || Error::config("bert", "this part of the model has no head for choices");
+        let head = self.pooled.as_ref().filter(|_| self.config.num_choices.is_some());
+        head.ok_or_else(absent)
     }
 
     /// Token and segment ids (B, T) -> the logits of both heads, for a whole model.
     ///
     /// # Errors
-    /// Ids beyond the configuration; more positions than `max_position_embeddings`; a chunk of a model.
+    /// Ids beyond the configuration; more positions than `max_position_embeddings`; a chunk of a model; one that chooses
+    /// among answers.
     pub fn forward(&self, ctx: &Context, tokens: &Tensor, segments: &Tensor) -> Result<BertOutput> {
         let x = self.run_blocks(ctx, self.embed(ctx, tokens, segments)?)?; // (B, T, C)
-        let order = self.binary.as_ref().map(|head| head.logits(ctx, &x));
+        let order = self.pooled.as_ref().map(|head| head.logits(ctx, &x));
         Ok(BertOutput {
             token_logits: self.masked_lm()?.logits(&x)?,
             order_logits: order.transpose()?,
         })
+    }
+
+    /// Token and segment ids (B x choices, T), the rows of a question one after another -> logits (B, choices), for a
+    /// whole model with [`BertConfig::num_choices`].
+    ///
+    /// # Errors
+    /// As [`Bert::forward`]; a model with the heads of pre-training.
+    pub fn choice_logits(&self, ctx: &Context, tokens: &Tensor, segments: &Tensor) -> Result<Var> {
+        let x = self.run_blocks(ctx, self.embed(ctx, tokens, segments)?)?; // (B x choices, T, C)
+        self.multiple_choice()?.logits(ctx, &x)
     }
 }
 

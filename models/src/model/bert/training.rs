@@ -6,17 +6,22 @@ use ferrotron_parallel::mesh::Mesh;
 use ferrotron_tensor::Result;
 
 use super::{Bert, BertConfig};
-use crate::io::data::{Batch, PairBatch, num_valid};
+use crate::io::data::{Batch, ChoiceBatch, PairBatch, num_valid};
 use crate::training::microbatch::Microbatch;
 use crate::training::model::{ActivationOptions, LossTerm, Model, ModelChunk, StageOutput};
 
 /// Names of the loss terms.
 const MASKED_LM: &str = "masked_lm";
 const SENTENCE_ORDER: &str = "sentence_order";
+const MULTIPLE_CHOICE: &str = "multiple_choice";
+/// The share of right answers, which has no weight in the loss.
+const ACCURACY: &str = "accuracy";
 
 impl Model for Bert {
     const ARCHITECTURE: &str = "bert";
     const TRAINING_FIELDS: &[&str] = &["hidden_dropout", "attention_dropout", "init_method_std"];
+    const HEAD_FIELDS: &[&str] = &["binary_head", "num_choices"];
+    const HEAD_PARAMETERS: &[&str] = &["mlm_head.", "binary_head.", "multichoice_head.", "pooler."];
     type Config = BertConfig;
 
     fn new_chunk(
@@ -28,8 +33,14 @@ impl Model for Bert {
         Bert::from_chunk(scope, mesh, config, chunk)
     }
 
-    /// The mean over masked tokens and, with a binary head, the mean over samples.
+    /// The mean over masked tokens and, with a binary head, the mean over samples; of a model that chooses among answers, the
+    /// mean over questions, and beside it the share of right answers.
     fn loss_terms(config: &BertConfig, batch: &Batch) -> Result<Vec<LossTerm>> {
+        if config.num_choices.is_some() {
+            let questions = num_valid(batch.get(ChoiceBatch::ANSWERS)?) as f64;
+            let accuracy = LossTerm::mean(ACCURACY, questions).weighted(0.0);
+            return Ok(vec![LossTerm::mean(MULTIPLE_CHOICE, questions), accuracy]);
+        }
         let masked = num_valid(batch.get(PairBatch::TARGETS)?);
         let mut terms = vec![LossTerm::mean(MASKED_LM, masked as f64)];
         if config.binary_head {
@@ -53,10 +64,16 @@ impl Model for Bert {
         if !self.chunk.last {
             return Ok(StageOutput::activation(x));
         }
+        if self.config.num_choices.is_some() {
+            let (head, answers) = (self.multiple_choice()?, microbatch.get(ChoiceBatch::ANSWERS)?);
+            let logits = head.logits(ctx, &x)?; // (B, choices)
+            let loss = StageOutput::loss(MULTIPLE_CHOICE, head.loss(ctx, &logits, answers)?);
+            return Ok(loss.with_loss(ACCURACY, head.num_correct(ctx, &logits, answers)?));
+        }
         let masked = self.masked_lm()?.loss(&x, microbatch.get(PairBatch::TARGETS)?)?;
         let output = StageOutput::loss(MASKED_LM, masked.sum);
-        let Some(binary) = &self.binary else { return Ok(output) };
-        let order = binary.loss(ctx, &x, microbatch.get(PairBatch::ORDER)?)?;
+        let Some(head) = &self.pooled else { return Ok(output) };
+        let order = head.loss(ctx, &head.logits(ctx, &x)?, microbatch.get(PairBatch::ORDER)?)?;
         Ok(output.with_loss(SENTENCE_ORDER, order))
     }
 
@@ -65,7 +82,7 @@ impl Model for Bert {
     }
 
     fn activation_dims(&self, microbatch: &Microbatch) -> Vec<usize> {
-        vec![microbatch.samples(), microbatch.ctx().residual.len(), self.config.hidden_size]
+        vec![microbatch.ctx().batch.len(), microbatch.ctx().residual.len(), self.config.hidden_size]
     }
 
     fn with_activation_options(self, options: &ActivationOptions) -> Result<Bert> {
@@ -81,7 +98,11 @@ impl Model for Bert {
         config.flops(tokens, seq_length)
     }
 
-    fn example_batch(_: &BertConfig, samples: usize, seq_length: usize) -> Result<Batch> {
+    fn example_batch(config: &BertConfig, samples: usize, seq_length: usize) -> Result<Batch> {
+        if let Some(choices) = config.num_choices {
+            let blank = ChoiceBatch::blank(0, [samples, choices, seq_length], 0);
+            return ChoiceBatch { answers: vec![0; samples], ..blank }.try_into();
+        }
         let blank = PairBatch::blank(0, samples, seq_length, 0);
         let (targets, order) = (vec![0; samples * seq_length], vec![0; samples]);
         PairBatch { targets, order, ..blank }.try_into()

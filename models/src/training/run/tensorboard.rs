@@ -80,7 +80,7 @@ impl TensorboardLog {
         };
         for (tag, loss) in terms {
             values.push((format!("{tag} validation"), EventValue::Scalar(loss as f32)));
-            if self.config.validation_ppl {
+            if self.config.validation_ppl && tag != "accuracy" {
                 let perplexity = EventValue::Scalar(loss.min(LARGEST_LOSS).exp() as f32);
                 values.push((format!("{tag} validation ppl"), perplexity));
             }
@@ -126,6 +126,7 @@ fn loss_tag(term: &str) -> String {
     match term {
         "masked_lm" => "lm loss".to_string(),
         "sentence_order" => "sop loss".to_string(),
+        "accuracy" => "accuracy".to_string(),
         name => format!("{} loss", name.replace('_', " ")),
     }
 }

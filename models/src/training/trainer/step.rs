@@ -199,11 +199,12 @@ impl<M: Model> Trainer<M> {
 
     /// The host's record of the step.
     fn in_flight(&self, batch: &StepBatch, started: Instant) -> InFlightStep {
+        let rows = batch.batches.first().map_or(1, Batch::rows_per_sample);
         InFlightStep {
             lr: self.optimizer.numbers(&self.step_config()).lr,
             loss_scale: batch.loss_scale,
             samples: batch.global_batch_size as u64,
-            tokens: (batch.global_batch_size * batch.pass.sequence.global) as u64,
+            tokens: (batch.global_batch_size * rows * batch.pass.sequence.global) as u64,
             started,
             data_seconds: batch.data_seconds,
             loss: batch.loss.clone(),

@@ -18,6 +18,7 @@ use ferrotron_parallel::tensor_parallel::SequenceParallel;
 use ferrotron_tensor::{DType, Device, RandomKey, Result};
 
 mod golden;
+mod multiple_choice;
 mod padding;
 
 const SAMPLES: usize = 8;

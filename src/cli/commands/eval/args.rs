@@ -25,7 +25,7 @@ pub struct EvalArgs {
     #[arg(long, value_name = "TASK", value_enum, value_delimiter = ',', num_args = 1..)]
     pub(super) tasks: Vec<Task>,
     /// Data of each task as TASK=PATH: JSON lines or Parquet with a string 'text', or text; of lambada, text has one
-    /// passage a line
+    /// passage a line; of race, its file or folder
     #[arg(long, value_name = "TASK=PATH", num_args = 1..)]
     pub(super) task_data: Vec<String>,
     /// Tokens between the windows of the task wikitext; of each window but the first the last ones so many are scored
@@ -49,13 +49,14 @@ pub struct EvalArgs {
     pub(super) ranks: RankArgs,
 }
 
-/// A task of a language model.
+/// A task: of a language model, or race of a BERT that was fine-tuned for it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Task {
     Wikitext,
     Lambada,
     #[value(name = "lambada_openai")]
     LambadaOpenAi,
+    Race,
 }
 
 impl Task {
@@ -65,6 +66,7 @@ impl Task {
             Task::Wikitext => "wikitext",
             Task::Lambada => "lambada",
             Task::LambadaOpenAi => "lambada_openai",
+            Task::Race => "race",
         }
     }
 }

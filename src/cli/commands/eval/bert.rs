@@ -1,38 +1,41 @@
-//! `ferrotron eval` of a BERT: its losses over masked pairs of segments of the validation part.
+//! `ferrotron eval` of a BERT: its losses over masked pairs of segments of the validation part, or its accuracy in RACE.
 
 use ferrotron::models::bert::Bert;
-use ferrotron::models::data::HeldOutPairs;
+use ferrotron::models::data::tasks::{NUM_CHOICES, Race};
+use ferrotron::models::data::{FiniteSamples, HeldOutPairs};
 use ferrotron::models::evaluate::{LocalModel, evaluate};
 use ferrotron::models::finite::first_not_finite;
 use ferrotron::models::stop::StopFlag;
 use ferrotron::tensor::At;
 use ferrotron::{Error, Result};
 use serde_json::{Map, json};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use super::args::EvalArgs;
+use super::args::{EvalArgs, Task};
 use crate::cli::args::data::DataSource;
-use crate::cli::closing_report::masked_tokens_line;
+use crate::cli::closing_report::bert_line;
 use crate::cli::definition::Definition;
 use crate::cli::job::{ModelRank, all_ready};
 use crate::cli::loaded::{Loaded, check_vocab_size};
 use crate::cli::options::remembered;
 use crate::cli::{corpus, output};
 
-/// Measures the losses over the validation part.
+/// Measures the losses over the validation part, or the accuracy in a task with the path of its data.
 pub fn eval(
     args: &EvalArgs,
     path: &Path,
+    task: Option<&(Task, PathBuf)>,
     definition: &Definition,
     place: &ModelRank,
 ) -> Result<()> {
-    let (loaded, pairs) = all_ready(place, prepare(args, path, definition, place))?;
+    let prepared = prepare(args, path, task, definition, place);
+    let (loaded, samples) = all_ready(place, prepared)?;
     let Loaded { model, config, scope, .. } = &loaded;
     let (parts, mesh) = (std::slice::from_ref(model), &place.mesh);
     let sizes = place.batch_size(args.micro_batch_size)?;
     let parts_of_model = LocalModel { parts, config, scope, mesh };
     // A signal ends the process: there is nothing to save.
-    let found = evaluate(&parts_of_model, &pairs, sizes, &StopFlag::default())?;
+    let found = evaluate(&parts_of_model, &*samples, sizes, &StopFlag::default())?;
     let found = found.expect("an evaluation that is not asked to stop has a result");
     if !found.loss.is_finite() {
         let context = match mesh.world().size() {
@@ -45,13 +48,20 @@ pub fn eval(
     }
     let losses: Map<_, _> =
         found.losses.iter().map(|(name, mean)| (name.to_string(), json!(mean))).collect();
+    let line = match (task, args.json) {
+        (None, true) => {
+            json!({ "loss": found.loss, "losses": losses, "tokens": found.tokens }).to_string()
+        }
+        (None, false) => bert_line(&found),
+        (Some((task, _)), true) => {
+            let numbers =
+                json!({ "acc": losses["accuracy"], "loss": found.loss, "examples": found.tokens });
+            json!({ "results": { task.name(): numbers } }).to_string()
+        }
+        (Some((task, _)), false) => format!("{}: {}", task.name(), bert_line(&found)),
+    };
     if mesh.rank() == 0 {
-        output::line(&match args.json {
-            true => {
-                json!({ "loss": found.loss, "losses": losses, "tokens": found.tokens }).to_string()
-            }
-            false => masked_tokens_line(&found),
-        });
+        output::line(&line);
     }
     Ok(())
 }
@@ -60,9 +70,10 @@ pub fn eval(
 fn prepare(
     args: &EvalArgs,
     path: &Path,
+    task: Option<&(Task, PathBuf)>,
     definition: &Definition,
     place: &ModelRank,
-) -> Result<(Loaded<Bert>, HeldOutPairs)> {
+) -> Result<(Loaded<Bert>, Box<dyn FiniteSamples>)> {
     let loaded = Loaded::<Bert>::open_on(path, &args.device, args.ema, place)?;
     let Loaded { config, tokenizer, checkpoint, .. } = &loaded;
     let tokenizer = tokenizer.as_ref().ok_or_else(|| {
@@ -71,10 +82,33 @@ fn prepare(
     })?;
     let special = tokenizer.special_tokens()?;
     check_vocab_size(config.vocab_size, special.vocab_size)?;
+    let seq_length = args.sequence_length(config.max_position_embeddings)?;
+    let name = path.display();
+    match (task, config.num_choices) {
+        (Some((task, data)), Some(NUM_CHOICES)) => {
+            let race = Race::open(std::slice::from_ref(data), tokenizer, seq_length);
+            let race = race.at(&format!("--task-data {}", task.name()))?;
+            return Ok((loaded, Box::new(race)));
+        }
+        (Some((task, _)), _) => {
+            let message = format!(
+                "'{name}' has no head for {NUM_CHOICES} choices: fine-tune it by train --task {} \
+                 --pretrained-checkpoint {name}",
+                task.name()
+            );
+            return Err(Error::config("--tasks", message));
+        }
+        (None, Some(_)) => {
+            let message = format!(
+                "is missing: '{name}' chooses among answers: give --tasks race --task-data race=PATH"
+            );
+            return Err(Error::config("--tasks", message));
+        }
+        (None, None) => {}
+    }
     let saved = checkpoint.as_ref().map(|found| remembered::of_checkpoint(found, definition));
     let (saved, _) = saved.transpose()?.unwrap_or_default();
     let is_run = checkpoint.as_ref().is_some_and(|found| !found.run().is_null());
-    let seq_length = args.sequence_length(config.max_position_embeddings)?;
     let (source, origin) = args.data_config(&saved, is_run)?;
     let DataSource::Files(files) = source else {
         return Err(Error::config("--data", "a bert takes sentences of text files"));
@@ -88,5 +122,5 @@ fn prepare(
         Error::config("--valid-fraction", message)
     })?;
     let pairs = HeldOutPairs::new(documents, special, seq_length)?;
-    Ok((loaded, pairs))
+    Ok((loaded, Box::new(pairs)))
 }

@@ -53,6 +53,7 @@ impl Prepared {
             }
             Task::Lambada => lambada(LambadaForm::Strict, &documents),
             Task::LambadaOpenAi => lambada(LambadaForm::OpenAi, &documents),
+            Task::Race => Err(Error::config("--tasks", "race is a task of a BERT")),
         }
     }
 

@@ -4,6 +4,7 @@ use ferrotron_tensor::{DType, Error, Result};
 use serde_json::{Value, json};
 use std::path::Path;
 
+use crate::io::data::tasks::NUM_CHOICES;
 use crate::io::hugging_face::json::{
     activation, activation_name, dtype_name, number, only, read_json, size,
 };
@@ -53,7 +54,8 @@ fn from_json(config: &Value, binary_head: bool) -> std::result::Result<BertConfi
         size(config, "num_attention_heads")?,
         size(config, "max_position_embeddings")?,
     );
-    Ok(BertConfig {
+    let class = config["architectures"][0].as_str().unwrap_or_default();
+    let bert = BertConfig {
         ffn_hidden_size: size(config, "intermediate_size")?,
         num_token_types: size(config, "type_vocab_size")?,
         norm_epsilon: number(config, "layer_norm_eps", 1e-12)?,
@@ -61,7 +63,12 @@ fn from_json(config: &Value, binary_head: bool) -> std::result::Result<BertConfi
         activation: activation(config, "hidden_act", "gelu")?,
         binary_head,
         ..bert
-    })
+    };
+    match class.ends_with("ForMultipleChoice") {
+        // No configuration there tells the number.
+        true => Ok(bert.with_choices(NUM_CHOICES)),
+        false => Ok(bert),
+    }
 }
 
 /// The contents of `config.json`.
@@ -70,7 +77,11 @@ pub(super) fn write_config(config: &BertConfig, dtype: DType) -> Value {
         NormPlacement::Post => "Bert",
         NormPlacement::Pre => "MegatronBert",
     };
-    let head = if config.binary_head { "ForPreTraining" } else { "ForMaskedLM" };
+    let head = match (config.num_choices, config.binary_head) {
+        (Some(_), _) => "ForMultipleChoice",
+        (None, true) => "ForPreTraining",
+        (None, false) => "ForMaskedLM",
+    };
     json!({
         "architectures": [format!("{class}{head}")],
         "model_type": model_type(config.norm_placement),

@@ -13,8 +13,10 @@
 //! | `norm_f` | | `bert.encoder.ln` |
 //! | `mlm_head.transform`, `norm`, `bias` | `cls.predictions.transform.dense`, `transform.LayerNorm`, `bias` | the same |
 //! | `pooler`, `binary_head` | `bert.pooler.dense`, `cls.seq_relationship` | the same |
+//! | `multichoice_head` | `classifier` | the same |
 //!
-//! A model with the head for the order is `BertForPreTraining` there, one without it `BertForMaskedLM`. Old files have
+//! A model with the head for the order is `BertForPreTraining` there, one without it `BertForMaskedLM`, and one that
+//! chooses among answers `BertForMultipleChoice`. Old files have
 //! `gamma` and `beta` for the weight and bias of norms. `cls.predictions.decoder` is the token embedding and the bias
 //! once more.
 
@@ -42,7 +44,7 @@ const TIED: [(&str, &str); 2] = [
 ];
 
 /// Layers outside of the blocks.
-const LAYERS: [(&str, &str); 10] = [
+const LAYERS: [(&str, &str); 11] = [
     ("wte", "bert.embeddings.word_embeddings"),
     ("wpe", "bert.embeddings.position_embeddings"),
     ("wse", "bert.embeddings.token_type_embeddings"),
@@ -53,6 +55,7 @@ const LAYERS: [(&str, &str); 10] = [
     ("mlm_head.norm", "cls.predictions.transform.LayerNorm"),
     ("pooler", "bert.pooler.dense"),
     ("binary_head", "cls.seq_relationship"),
+    ("multichoice_head", "classifier"),
 ];
 
 /// Layers of a block; the norms are those of [`NormPlacement::Post`] and [`NormPlacement::Pre`].
@@ -143,13 +146,35 @@ pub fn import(folder: &Path, device: &Device, dtype: DType) -> Result<Bert> {
 /// # Errors
 /// Malformed or missing files; tensors that are missing or unknown; an output layer of its own.
 pub fn weights(folder: &Path, config: &BertConfig) -> Result<FolderWeights> {
+    open_weights(folder, config, &[])
+}
+
+/// Opens the weights of the BERT in `folder` for a model that is fine-tuned: the head for choices, and the pooler, need not
+/// be there.
+///
+/// # Errors
+/// As [`weights`].
+pub fn pretrained_weights(folder: &Path, config: &BertConfig) -> Result<FolderWeights> {
+    open_weights(folder, config, &["multichoice_head.", "pooler."])
+}
+
+fn open_weights(
+    folder: &Path,
+    config: &BertConfig,
+    optional: &'static [&'static str],
+) -> Result<FolderWeights> {
     let placement = config.norm_placement;
     let naming = Naming {
         family: "this BERT",
         current_name: Box::new(current_name),
         mapping: Box::new(move |ours, rows| mapping(ours, rows, placement)),
         tied: TIED.map(|(copy, original)| (copy, original.to_string())).into(),
-        left_out: if config.binary_head { &[] } else { &["bert.pooler."] },
+        left_out: match (config.num_choices, config.binary_head) {
+            (Some(_), _) => &["cls."],
+            (None, true) => &[],
+            (None, false) => &["bert.pooler."],
+        },
+        optional,
     };
     FolderWeights::open::<Bert>(folder, naming, config)
 }
