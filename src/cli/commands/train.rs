@@ -267,6 +267,7 @@ impl<M: TrainedModel> PreparedRun<M> {
         })?;
         if first {
             report::before(&configuration, &trainer, &input.dataset, &tokenizer, &stages, &config)?;
+            input.packing().iter().for_each(|packing| output::note(&packing.to_string()));
             change.iter().for_each(|line| output::note(line));
         }
         let done = trainer.progress().step;
