@@ -68,14 +68,11 @@ impl<S: Samples> Samples for DocumentSamples<S> {
             std::iter::once(0).chain(inner).chain([row.len()]).collect::<Vec<usize>>()
         };
         let documents: Vec<Vec<usize>> = inputs.chunks(length).map(boundaries).collect();
-        let dims = [micro_batch, length];
-        let mut ended = Batch::new(first_sample, micro_batch, length)
-            .with_positions(TokenBatch::INPUTS, inputs, &dims)?
-            .with_positions(TokenBatch::TARGETS, targets, &dims)?;
-        if reset_positions {
-            let lengths =
-                documents.iter().flat_map(|ends| ends.windows(2).map(|two| two[1] - two[0]));
-            let positions: Vec<u32> = lengths.flat_map(|length| 0..length as u32).collect();
+        let tokens = TokenBatch { inputs, targets, first_sample, micro_batch, seq_length: length };
+        let positions = reset_positions.then(|| positions(&documents));
+        let mut ended = Batch::try_from(tokens)?;
+        if let Some(positions) = positions {
+            let dims = [micro_batch, length];
             ended = ended.with_positions(TokenBatch::POSITIONS, positions, &dims)?;
         }
         if reset_attention {
@@ -90,6 +87,45 @@ impl<S: Samples> Samples for DocumentSamples<S> {
 
     fn prefetch(&self, batches: &[(u64, usize)]) {
         self.samples.prefetch(batches);
+    }
+}
+
+/// Positions that count from 0 in each document.
+fn positions(documents: &[Vec<usize>]) -> Vec<u32> {
+    let lengths = documents.iter().flat_map(|ends| ends.windows(2).map(|two| two[1] - two[0]));
+    lengths.flat_map(|length| 0..length as u32).collect()
+}
+
+/// Rows of tokens and the documents that end in them, while they are filled.
+pub(crate) struct DocumentRows {
+    pub tokens: TokenBatch,
+    /// For each row 0 and the ends of its documents.
+    boundaries: Vec<Vec<usize>>,
+}
+
+impl DocumentRows {
+    /// Rows in which nothing counts and no document ends.
+    pub fn blank(first_sample: u64, micro_batch: usize, seq_length: usize) -> DocumentRows {
+        let tokens = TokenBatch::blank(first_sample, micro_batch, seq_length);
+        DocumentRows { tokens, boundaries: vec![vec![0]; micro_batch] }
+    }
+
+    /// Ends a document of a row in front of position `end`.
+    pub fn end_document(&mut self, row: usize, end: usize) {
+        self.boundaries[row].push(end);
+    }
+
+    /// The batch, in which attention and positions stop at the ends of documents. The rest of a row is a document too.
+    pub fn batch(mut self) -> Result<Batch> {
+        let dims = [self.tokens.micro_batch, self.tokens.seq_length];
+        for boundaries in &mut self.boundaries {
+            if boundaries.last() != Some(&dims[1]) {
+                boundaries.push(dims[1]);
+            }
+        }
+        Batch::try_from(self.tokens)?
+            .with_positions(TokenBatch::POSITIONS, positions(&self.boundaries), &dims)?
+            .with_documents(self.boundaries)
     }
 }
 

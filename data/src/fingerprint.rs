@@ -184,9 +184,9 @@ impl DataFingerprint {
         }
         if found.is_empty() && self.order_crc32 != before.order_crc32 {
             found.push(
-                "another order of the same tokens, which --data-order, the weights of the data sets and, with --data-order \
-                 megatron, --seed, --seq-length and the number of samples (--train-iters x --global-batch-size, or \
-                 --train-samples) decide"
+                "another order of the same tokens, which --data-order, the weights of the data sets, with --packing its value, \
+                 --seq-length, --truncate-samples and where prompts end, and with --data-order megatron --seed, --seq-length \
+                 and the number of samples (--train-iters x --global-batch-size, or --train-samples) decide"
                     .to_string(),
             );
         }

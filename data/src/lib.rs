@@ -26,7 +26,7 @@
 //! **Order.** [`Sampler`] numbers the samples of a run from 0 and gives each a place in the data as a
 //! function of the seed alone, so that micro batch, accumulation and ranks cut the same sequence of
 //! samples, and a run resumes by its count of consumed samples. [`MegatronSampler`] draws them as Megatron-LM does, and a
-//! [`Blend`] takes them from several data sets by weight.
+//! [`Blend`] takes them from several data sets by weight. [`PackedSampler`] packs prompts and completions for fine-tuning.
 
 #![deny(missing_docs)]
 #![forbid(unsafe_code)]
@@ -42,6 +42,7 @@ mod fingerprint;
 mod generated;
 mod indexed_dataset;
 mod megatron_order;
+mod packing;
 mod pair_batch;
 mod permutation;
 mod prefetch;
@@ -70,6 +71,9 @@ pub use fingerprint::{DataChange, DataFingerprint, DataOrigin, tokens_in_words};
 pub use generated::GeneratedSamples;
 pub use indexed_dataset::{BuilderState, IndexedDataset, IndexedDatasetBuilder};
 pub use megatron_order::{MegatronOrderConfig, MegatronSampler};
+pub use packing::{
+    LongSamples, PackedSampler, PackedSamples, PackingAlgorithm, PackingConfig, PackingReport,
+};
 pub use pair_batch::PairBatch;
 pub use permutation::Permutation;
 pub use prefetch::Prefetch;
@@ -77,5 +81,6 @@ pub use sampler::{FiniteSamples, Sampler, Samples};
 pub use sentence_pairs::{HeldOutPairs, SentencePairs};
 pub use source::TokenSource;
 pub use split::Split;
+pub use token_fingerprint::holds_pairs;
 pub use token_type::TokenType;
 pub use validation::Validation;

@@ -12,7 +12,7 @@ pub(crate) fn check(path: &Path, tokenizer: &Tokenizer) -> Result<()> {
     if matches!(tokenizer, Tokenizer::Null(_)) {
         return Ok(());
     }
-    let Some(made_with) = tokenizer_of(path) else { return Ok(()) };
+    let Some(made_with) = field(path, "tokenizer") else { return Ok(()) };
     let (name, size) = (made_with["name"].as_str(), made_with["vocab_size"].as_u64());
     let (Some(name), Some(size)) = (name, size) else { return Ok(()) };
     if (name, size) == (tokenizer.name(), tokenizer.vocab_size() as u64) {
@@ -27,12 +27,17 @@ pub(crate) fn check(path: &Path, tokenizer: &Tokenizer) -> Result<()> {
     Err(Error::config("--tokenizer", message))
 }
 
-/// The tokenizer in the fingerprint of a file, if there is one.
-fn tokenizer_of(path: &Path) -> Option<Value> {
+/// Whether `ferrotron tokenize --prompt-completion` has made the token file `path`; `None` without a fingerprint.
+pub fn holds_pairs(path: &Path) -> Option<bool> {
+    field(path, "options").map(|options| options["prompt_completion"] == true)
+}
+
+/// A field of the fingerprint of a file, if there is one.
+fn field(path: &Path, name: &str) -> Option<Value> {
     let text = prefixes(path)
         .find_map(|prefix| std::fs::read(with_suffix(&prefix, ".fingerprint.json")).ok())?;
     let mut fingerprint: Value = serde_json::from_slice(&text).ok()?;
-    Some(fingerprint["tokenizer"].take())
+    Some(fingerprint[name].take())
 }
 
 /// The prefixes that `PREFIX`, `PREFIX.bin`, `PREFIX.idx` and the shard `PREFIX_000000.bin` of llm.c may have.

@@ -3,7 +3,8 @@
 use ferrotron::models::bert::Bert;
 use ferrotron::models::data::{
     Blend, BlendedDataset, Dataset, DocumentConfig, DocumentSamples, FiniteSamples,
-    MegatronOrderConfig, MegatronSampler, Prefetch, Samples, TokenSource,
+    MegatronOrderConfig, MegatronSampler, PackedSampler, PackedSamples, PackingAlgorithm,
+    PackingConfig, PackingReport, Prefetch, Samples, TokenSource,
 };
 use ferrotron::models::gpt::Gpt;
 use ferrotron::models::hugging_face::{self, FolderWeights};
@@ -14,7 +15,7 @@ use ferrotron::models::tokenizer::Tokenizer;
 use ferrotron::models::traffic::{StepTraffic, expected_traffic};
 use ferrotron::models::trainer::{Model, Trainer};
 use ferrotron::{Error, Result};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::args::data::{DataOrder, DataSource};
@@ -39,6 +40,8 @@ struct BlendedInput {
     train: Arc<dyn Samples>,
     validation: Option<Blend>,
     test: Option<Blend>,
+    /// The packing of fine-tuning samples, and its result for training.
+    packing: Option<(PackingConfig, PackingReport)>,
     /// A checksum of what decides the order beside the tokens.
     order_crc32: Option<u32>,
 }
@@ -55,10 +58,16 @@ impl RunInput {
         self.blended.as_ref()?.order_crc32
     }
 
+    /// The packing of the training samples, if they are packed.
+    pub fn packing(&self) -> Option<PackingReport> {
+        Some(self.blended.as_ref()?.packing?.1)
+    }
+
     /// The tokens that an evaluation reads one after another, if it does.
     fn evaluated_stream(&self) -> Option<&TokenSource> {
         let mixed = |blended: &BlendedInput| {
-            blended.validation.as_ref().is_some_and(|blend| blend.num_sets() > 1)
+            blended.packing.is_some()
+                || blended.validation.as_ref().is_some_and(|blend| blend.num_sets() > 1)
         };
         self.dataset.validation.as_ref().filter(|_| !self.blended.as_ref().is_some_and(mixed))
     }
@@ -193,27 +202,42 @@ impl TrainedModel for Gpt {
         warn: impl Fn(&str),
     ) -> Result<RunInput> {
         let documents = args.data.documents(tokenizer)?;
-        if documents.is_some_and(|documents| documents.reset_attention)
-            && args.execution.captures_steps()
-        {
+        let seq_length = args.model.seq_length()?;
+        let packing = args.data.packing.config(seq_length);
+        let resets = documents.is_some_and(|documents| documents.reset_attention);
+        let option = if packing.is_some() { "--packing" } else { "--reset-attention-mask" };
+        if (resets || packing.is_some()) && args.execution.captures_steps() {
             let message = "a CUDA graph would repeat the documents of one batch: leave out --enable-cuda-graph";
-            return Err(Error::config("--reset-attention-mask", message));
+            return Err(Error::config(option, message));
         }
         let config = match source {
             DataSource::Files(config) => {
+                corpus::warn_of_pairs(config.data.iter().map(PathBuf::as_path), &warn);
                 let dataset = corpus::open(config, tokenizer, warn)?;
                 return Ok(RunInput { dataset, bert: None, blended: None, documents });
             }
             DataSource::Sets(config) => config,
         };
         config.check_tokenizer(tokenizer)?;
-        let sets = BlendedDataset::open(config, tokenizer.vocab_size())?;
+        let sets = match packing {
+            Some(_) => BlendedDataset::open_pairs(config, tokenizer.vocab_size())?,
+            None => {
+                corpus::warn_of_pairs(config.prefixes(), warn);
+                BlendedDataset::open(config, tokenizer.vocab_size())?
+            }
+        };
         let dataset = sets.streams();
-        let seq_length = args.model.seq_length()?;
         let BlendedDataset { training, validation, test } = sets;
+        let mut packed = None;
         let (train, order_crc32): (Arc<dyn Samples>, _) =
-            match (args.data.data_order, order.samples) {
-                (DataOrder::Megatron, Some(samples)) => {
+            match (packing, args.data.data_order, order.samples) {
+                (Some(config), ..) => {
+                    let sampler = PackedSampler::new(&training, &config, order.seed)?;
+                    packed = Some((config, sampler.report()));
+                    let crc32 = sampler.crc32();
+                    (Arc::new(sampler), Some(crc32))
+                }
+                (None, DataOrder::Megatron, Some(samples)) => {
                     let seed = u32::try_from(order.seed).map_err(|_| {
                         let message = format!(
                             "{} is beyond the 32 bits of --data-order megatron: at most {}",
@@ -229,7 +253,8 @@ impl TrainedModel for Gpt {
                 }
                 _ => (training.sampler(seq_length, order.seed)?.into(), training.weights_crc32()),
             };
-        let blended = Some(BlendedInput { train, validation, test, order_crc32 });
+        let blended = BlendedInput { train, validation, test, packing: packed, order_crc32 };
+        let blended = Some(blended);
         Ok(RunInput { dataset, bert: None, blended, documents })
     }
 
@@ -238,12 +263,20 @@ impl TrainedModel for Gpt {
         run: &RunConfig,
         (seed, batch): (u64, usize),
     ) -> Result<RunSamples> {
-        if let Some(BlendedInput { train, validation, test, .. }) = &input.blended {
+        if let Some(BlendedInput { train, validation, test, packing, .. }) = &input.blended {
             let samples = run.eval_iters.map_or(u64::MAX, |all| all.saturating_mul(batch as u64));
             let wanted = run.intervals.eval_interval > 0 && samples > 0;
-            let windows = |held_out: &Option<Blend>| {
-                let blend = held_out.as_ref().filter(|_| wanted);
-                blend.map(|blend| blend.validation(run.seq_length, samples)).transpose()
+            let windows = |blend: &Option<Blend>| -> Result<Option<Box<dyn FiniteSamples>>> {
+                let Some(blend) = blend.as_ref().filter(|_| wanted) else { return Ok(None) };
+                Ok(Some(match packing {
+                    Some((config, _)) => {
+                        // The first sequences from the longest sample on would be of long ones alone.
+                        let algorithm = PackingAlgorithm::FirstFit;
+                        let config = PackingConfig { algorithm, ..*config };
+                        Box::new(PackedSamples::new(blend, &config)?.first(samples))
+                    }
+                    None => blend.validation(run.seq_length, samples)?,
+                }))
             };
             let held_out = [windows(validation)?, windows(test)?];
             return RunSamples::new(train.clone(), held_out, input.documents);

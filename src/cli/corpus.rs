@@ -1,8 +1,9 @@
 //! The data of a command: what `--data` names, or the corpus that the program carries, its own documentation.
 
-use ferrotron::models::data::{DataConfig, Dataset, Documents};
+use ferrotron::models::data::{DataConfig, Dataset, Documents, holds_pairs};
 use ferrotron::models::tokenizer::Tokenizer;
 use ferrotron::{Error, Result};
+use std::path::Path;
 
 /// Opens what `config` names, or else the program's own corpus. Empty files are left out, which `warn` is told.
 pub fn open(config: &DataConfig, tokenizer: &Tokenizer, warn: impl Fn(&str)) -> Result<Dataset> {
@@ -26,6 +27,17 @@ pub fn open_documents(
     let documents = Documents::open(config, tokenizer)?;
     warn_of_empty_files(config, warn)?;
     Ok(documents)
+}
+
+/// Tells `warn` of the data sets of prompts and completions among `paths`, which are about to be read as one stream.
+pub fn warn_of_pairs<'a>(paths: impl Iterator<Item = &'a Path>, warn: impl Fn(&str)) {
+    for path in paths.filter(|path| holds_pairs(path) == Some(true)) {
+        warn(&format!(
+            "warning: '{}' has prompts and completions, which are read as one stream: with --data-path, --packing first-fit \
+             packs them and counts completions alone",
+            path.display()
+        ));
+    }
 }
 
 fn warn_of_empty_files(config: &DataConfig, warn: impl Fn(&str)) -> Result<()> {

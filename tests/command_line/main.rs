@@ -21,6 +21,7 @@ mod old_checkpoints;
 mod optimizers;
 mod options;
 mod output_files;
+mod packing;
 mod precision;
 mod race;
 mod refusals;

@@ -3,8 +3,9 @@
 use ferrotron::autograd::Var;
 use ferrotron::models::bert::{Bert, BertConfig};
 use ferrotron::models::data::{
-    Batch, DocumentConfig, DocumentSamples, GeneratedSamples, PairBatch, Samples, TokenBatch,
-    num_valid,
+    Batch, BlendConfig, BlendPaths, BlendedDataset, DocumentConfig, DocumentSamples,
+    GeneratedSamples, IndexedDatasetBuilder, LongSamples, PackedSampler, PackingAlgorithm,
+    PackingConfig, PairBatch, Samples, Split, TokenBatch, TokenType, num_valid,
 };
 use ferrotron::models::gpt::{Gpt, GptConfig};
 use ferrotron::models::support::ModelSizes;
@@ -15,6 +16,7 @@ use ferrotron::tensor::{Device, RandomKey, Result, Tensor};
 
 use super::layout::SEQ_LENGTH;
 use super::pairs::pairs;
+use tempfile::TempDir;
 
 /// A model that the grid trains, and its samples.
 pub trait GridConfig: Sync + Sized {
@@ -139,6 +141,87 @@ impl GridConfig for PackedGpt {
             }
         }
         sum.expect("there are documents").mul_scalar(1.0 / valid as f64)
+    }
+}
+
+/// A GPT over packed pairs of prompts and completions.
+pub struct FineTunedGpt {
+    config: GptConfig,
+    samples: PackedSampler,
+    _folder: TempDir,
+}
+
+impl FineTunedGpt {
+    /// Writes 60 pairs of 2 to 14 tokens.
+    pub fn new(config: GptConfig) -> Result<FineTunedGpt> {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let prefix = folder.path().join("pairs");
+        let mut builder = IndexedDatasetBuilder::new(&prefix, TokenType::U16)?;
+        let key = RandomKey::new(5, 0, "pairs");
+        for sample in 0..60 {
+            for part in 0..2 {
+                let draw = |place: u64| key.uniform(100 * (2 * sample + part) + place);
+                let tokens = (1..=1 + (draw(0) * 7.0) as u64)
+                    .map(|place| (draw(place) * config.vocab_size as f64) as u32);
+                builder.add_sequence(&tokens.collect::<Vec<u32>>())?;
+            }
+            builder.end_document()?;
+        }
+        builder.finish()?;
+        let paths = BlendPaths::parse("--data-path", &[prefix.display().to_string()])?;
+        let blend = BlendConfig::Shared(paths, Split::proportions([1.0, 0.0, 0.0])?);
+        let dataset = BlendedDataset::open_pairs(&blend, config.vocab_size)?;
+        let packing = PackingConfig {
+            seq_length: SEQ_LENGTH,
+            algorithm: PackingAlgorithm::FirstFit,
+            long_samples: LongSamples::Refuse,
+        };
+        let samples = PackedSampler::new(&dataset.training, &packing, 7)?;
+        Ok(FineTunedGpt { config, samples, _folder: folder })
+    }
+}
+
+impl GridConfig for FineTunedGpt {
+    type Model = Gpt;
+
+    fn config(&self) -> &GptConfig {
+        &self.config
+    }
+
+    fn sizes(&self) -> ModelSizes {
+        (&self.config).into()
+    }
+
+    fn batch(&self, first_sample: u64, micro_batch: usize) -> Result<Batch> {
+        self.samples.batch(first_sample, micro_batch)
+    }
+
+    fn whole(&self, scope: &Scope) -> Result<Gpt> {
+        Gpt::new(scope, &self.config)
+    }
+
+    /// Each pair by itself, and nothing of what pads a sequence.
+    fn loss(gpt: &Gpt, device: &Device, _: &Context, batch: &Batch) -> Result<Var> {
+        let inputs = batch.get::<u32>(TokenBatch::INPUTS)?;
+        let targets = batch.get::<i64>(TokenBatch::TARGETS)?;
+        let mut sum: Option<Var> = None;
+        for (row, ends) in batch.documents().expect("samples are packed").iter().enumerate() {
+            for two in ends.windows(2) {
+                let range = row * SEQ_LENGTH + two[0]..row * SEQ_LENGTH + two[1];
+                if num_valid(&targets[range.clone()]) == 0 {
+                    continue;
+                }
+                let dims = [1, range.len()];
+                let tokens = Tensor::from_slice(device, &inputs[range.clone()], &dims)?;
+                let labels = Tensor::from_slice(device, &targets[range], &dims)?;
+                let loss = gpt.loss(&Context::eval(1, dims[1]), &tokens, &labels)?.sum;
+                sum = Some(match sum {
+                    Some(sum) => sum.add(&loss)?,
+                    None => loss,
+                });
+            }
+        }
+        sum.expect("there are pairs").mul_scalar(1.0 / num_valid(targets) as f64)
     }
 }
 

@@ -26,7 +26,7 @@ use ferrotron::nn::{
     Sharding, StepSize,
 };
 use ferrotron::tensor::{DType, RandomKey};
-use grid_model::{GridConfig, PackedGpt};
+use grid_model::{FineTunedGpt, GridConfig, PackedGpt};
 use heavy_ball::HeavyBall;
 use layout::{Layout, all, covering};
 use mutants::{Site, Sites, Watched, faulty};
@@ -116,6 +116,23 @@ fn packed_documents_train_as_each_alone() {
         let all = all(&model.0);
         let layouts = [covering(&all), random(&all, 8, seed)].concat();
         assert!(layouts.len() >= 30, "only {} layouts", layouts.len());
+        compare(&model, &Numbers::with_dtype(DType::F64), &layouts);
+    }
+}
+
+/// Prompts and completions that first-fit packs: the reference takes each pair by itself.
+#[test]
+fn packed_completions_train_as_each_pair_alone() {
+    for config in [gpt2(), llama()] {
+        let config = GptConfig { hidden_dropout: 0.0, attention_dropout: 0.0, ..config };
+        let model = FineTunedGpt::new(config).unwrap();
+        let serial = Layout::SERIAL;
+        let layouts = [
+            Layout { micro: 3, ..serial },
+            Layout { tp: 2, ..serial },
+            Layout { dp: 2, micro: 2, sharding: Sharding::Weights, ..serial },
+            Layout { cp: 2, pp: 2, micro: 2, ..serial },
+        ];
         compare(&model, &Numbers::with_dtype(DType::F64), &layouts);
     }
 }

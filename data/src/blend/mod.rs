@@ -7,6 +7,7 @@
 pub(crate) mod order;
 mod paths;
 mod samples;
+mod unit;
 
 use crate::indexed_dataset::IndexedDataset;
 use crate::shard::Shard;
@@ -16,11 +17,12 @@ use crate::tokenizer::Tokenizer;
 use crate::{Dataset, FiniteSamples, Sampler, Samples, Split, TokenSource, Validation};
 use ferrotron_tensor::{Error, Result};
 use std::ops::Range;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 pub use paths::BlendPaths;
 use samples::{BlendedSampler, BlendedValidation};
+use unit::Unit;
 
 /// Sets that one blend can have: Megatron counts them with 16 bits.
 const MAX_SETS: usize = i16::MAX as usize - 1;
@@ -47,14 +49,18 @@ impl BlendConfig {
     /// # Errors
     /// A set that was made with another one, with both.
     pub fn check_tokenizer(&self, tokenizer: &Tokenizer) -> Result<()> {
+        self.prefixes().try_for_each(|prefix| token_fingerprint::check(prefix, tokenizer))
+    }
+
+    /// The sets, for training first.
+    pub fn prefixes(&self) -> impl Iterator<Item = &Path> {
         let paths = match self {
             BlendConfig::Shared(paths, _) => [Some(paths), None, None],
             BlendConfig::PerSplit { training, validation, test } => {
                 [Some(training), validation.as_ref(), test.as_ref()]
             }
         };
-        let mut prefixes = paths.into_iter().flatten().flat_map(|paths| &paths.prefixes);
-        prefixes.try_for_each(|prefix| token_fingerprint::check(prefix, tokenizer))
+        paths.into_iter().flatten().flat_map(|paths| &paths.prefixes).map(PathBuf::as_path)
     }
 }
 
@@ -109,7 +115,7 @@ pub(crate) struct BlendPart {
     /// Its sequences.
     pub sequences: Range<u64>,
     /// Their tokens.
-    tokens: Range<u64>,
+    pub tokens: Range<u64>,
 }
 
 impl BlendedDataset {
@@ -119,16 +125,29 @@ impl BlendedDataset {
     /// A set that is none or is damaged; no tokens for training; sets for validation or testing without any; a token beyond
     /// the vocabulary, in blends up to 2^27 tokens.
     pub fn open(config: &BlendConfig, vocab_size: usize) -> Result<BlendedDataset> {
+        BlendedDataset::open_in(Unit::Sequence, config, vocab_size)
+    }
+
+    /// Opens sets of prompts and completions for [`PackedSampler`](crate::PackedSampler). They are divided by pairs.
+    ///
+    /// # Errors
+    /// As [`BlendedDataset::open`]; a set with a document that is no pair of sequences.
+    pub fn open_pairs(config: &BlendConfig, vocab_size: usize) -> Result<BlendedDataset> {
+        BlendedDataset::open_in(Unit::Pair, config, vocab_size)
+    }
+
+    fn open_in(unit: Unit, config: &BlendConfig, vocab_size: usize) -> Result<BlendedDataset> {
         let (training, validation, test) = match config {
             BlendConfig::Shared(paths, split) => {
                 let [training, validation, test] =
-                    open(paths, |all| split.sequences(all), vocab_size)?;
+                    open(paths, unit, |all| split.sequences(all), vocab_size)?;
                 // A small share of a small set may hold nothing to predict.
                 (training, Some(validation.longer_than(0)), Some(test.longer_than(1)))
             }
             BlendConfig::PerSplit { training, validation, test } => {
                 let whole = |paths: &BlendPaths| {
-                    let [blend, ..] = open(paths, |all| [0..all, all..all, all..all], vocab_size)?;
+                    let whole = |all| [0..all, all..all, all..all];
+                    let [blend, ..] = open(paths, unit, whole, vocab_size)?;
                     // Megatron leaves the weight of a single one out.
                     let weights = blend.weights.clone().filter(|weights| weights.len() > 1);
                     Blend { weights, ..blend }.not_empty()
@@ -161,6 +180,7 @@ impl BlendedDataset {
 /// Opens sets and divides their sequences into three blends.
 fn open(
     paths: &BlendPaths,
+    unit: Unit,
     ranges: impl Fn(u64) -> [Range<u64>; 3],
     vocab_size: usize,
 ) -> Result<[Blend; 3]> {
@@ -175,7 +195,7 @@ fn open(
     let mut blends = [Vec::new(), Vec::new(), Vec::new()];
     for (index, prefix) in prefixes.iter().enumerate() {
         let dataset = open_set(option, prefix)?;
-        let ranges = ranges(dataset.num_sequences());
+        let ranges = unit.ranges(&dataset, &ranges)?;
         let tokens = ranges.clone().map(|sequences| dataset.tokens_of(sequences));
         let mut shard = Shard::indexed(dataset)?;
         if index >= MAX_OPEN {
@@ -294,8 +314,12 @@ impl Blend {
 
     /// The tokens of one set.
     fn tokens_of(&self, set: usize) -> TokenSource {
-        let parts = Blend { parts: Arc::new([self.parts[set].clone()]), ..self.clone() };
-        parts.tokens()
+        self.set(set).tokens()
+    }
+
+    /// One set by itself.
+    pub(crate) fn set(&self, set: usize) -> Blend {
+        Blend { parts: Arc::new([self.parts[set].clone()]), weights: None, ..self.clone() }
     }
 
     /// The same without sets that have at most so many tokens in this part.

@@ -195,6 +195,24 @@ impl Index {
         }
     }
 
+    /// The first document that has not two sequences, and their number.
+    ///
+    /// # Errors
+    /// A file that cannot be read.
+    pub fn first_unpaired(&self) -> Result<Option<(u64, i64)>> {
+        let mut before = 0;
+        for chunk in chunks(self.header.boundaries) {
+            let first = chunk.start;
+            for (place, boundary) in (first..).zip(self.numbers(self.header.documents(), &chunk)?) {
+                if place > 0 && boundary.checked_sub(before) != Some(2) {
+                    return Ok(Some((place - 1, boundary.saturating_sub(before))));
+                }
+                before = boundary;
+            }
+        }
+        Ok(None)
+    }
+
     /// The mode of a sequence, in a multimodal file.
     ///
     /// # Errors

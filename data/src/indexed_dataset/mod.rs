@@ -117,6 +117,14 @@ impl IndexedDataset {
         self.index.document(document)
     }
 
+    /// The first document that has not two sequences, and their number.
+    ///
+    /// # Errors
+    /// A file that cannot be read.
+    pub(crate) fn first_unpaired(&self) -> Result<Option<(u64, i64)>> {
+        self.index.first_unpaired()
+    }
+
     /// The tokens of a sequence; numbers that are none become `u32::MAX`.
     ///
     /// # Errors

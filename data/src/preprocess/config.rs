@@ -10,7 +10,8 @@ use std::time::Duration;
 pub struct PreprocessConfig {
     /// Files, and folders that are searched for files.
     pub inputs: Vec<PathBuf>,
-    /// The files are called `PREFIX_KEY_document` or `PREFIX_KEY_sentence`, with the extensions of the format.
+    /// The files are called `PREFIX_KEY_document`, `PREFIX_KEY_sentence` or `PREFIX_KEY_KEY`, with the extensions of the
+    /// format.
     pub output_prefix: PathBuf,
     /// Fields of JSON lines and columns of Parquet; each gets files of its own. Plain text is that of a single key.
     pub json_keys: Vec<String>,
@@ -18,8 +19,8 @@ pub struct PreprocessConfig {
     pub format: TokenFormat,
     /// Ends each document that has a token with the tokenizer's end-of-text token.
     pub append_eod: bool,
-    /// Makes each sentence a sequence of its own, in place of each document.
-    pub split_sentences: bool,
+    /// The texts that become sequences.
+    pub sequence_level: SequenceLevel,
     /// Counts lines and rows that have no such document and goes on, in place of an error.
     pub skip_broken_lines: bool,
     /// Threads that tokenize.
@@ -39,13 +40,33 @@ impl PreprocessConfig {
             json_keys: vec!["text".to_string()],
             format: TokenFormat::Megatron,
             append_eod: false,
-            split_sentences: false,
+            sequence_level: SequenceLevel::Document,
             skip_broken_lines: false,
             workers: 1,
             shard_tokens: 100_000_000,
             journal_interval: Duration::from_secs(1),
         }
     }
+
+    /// The names of the outputs: the keys, or both in one.
+    pub(super) fn outputs(&self) -> Vec<String> {
+        match self.sequence_level {
+            SequenceLevel::PromptAndCompletion => vec![self.json_keys.join("_")],
+            SequenceLevel::Document | SequenceLevel::Sentence => self.json_keys.clone(),
+        }
+    }
+}
+
+/// The texts that become sequences.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SequenceLevel {
+    /// The document under each key.
+    Document,
+    /// Each sentence of a document.
+    Sentence,
+    /// The prompt and the completion of a document: the strings under two keys, neither of which is blank. They go to the
+    /// same files.
+    PromptAndCompletion,
 }
 
 /// The layout of the files that are written.

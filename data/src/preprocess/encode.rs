@@ -1,6 +1,6 @@
 //! Turns a batch into tokens: the work of a worker.
 
-use super::config::AREA;
+use super::config::{AREA, SequenceLevel};
 use super::cut::{CutRule, PIECE};
 use super::reader::{InputBatch, Payload};
 use crate::documents::sentences;
@@ -16,7 +16,7 @@ pub struct Encoder {
     pub tokenizer: Tokenizer,
     pub cut: CutRule,
     pub keys: Vec<String>,
-    pub split_sentences: bool,
+    pub sequence_level: SequenceLevel,
     pub skip_broken_lines: bool,
 }
 
@@ -51,7 +51,11 @@ impl Encoder {
     /// # Errors
     /// A broken line or row, with the file and its number, unless they are skipped; as [`Tokenizer::encode`].
     pub fn encode(&self, batch: &InputBatch) -> Result<Encoded> {
-        let columns = self.keys.iter().map(|_| Tokens::default()).collect();
+        let outputs = match self.sequence_level {
+            SequenceLevel::PromptAndCompletion => 1,
+            SequenceLevel::Document | SequenceLevel::Sentence => self.keys.len(),
+        };
+        let columns = (0..outputs).map(|_| Tokens::default()).collect();
         let mut encoded = Encoded { columns, skipped: 0 };
         match &batch.payload {
             Payload::Lines(lines) => self.lines(batch, lines, &mut encoded)?,
@@ -67,13 +71,14 @@ impl Encoder {
                     );
                     Error::new(error.kind(), AREA, message)
                 };
-                match self.split_sentences {
+                let in_sentences = self.sequence_level == SequenceLevel::Sentence;
+                match in_sentences {
                     true => self.paragraphs(piece, tokens),
                     false => self.text(piece, &mut tokens.tokens),
                 }
                 .map_err(in_text)?;
                 let end = tokens.tokens.len();
-                match (at_end, self.split_sentences) {
+                match (at_end, in_sentences) {
                     (false, _) => {}
                     (true, true) => tokens.ends.push(End::Paragraph(end)),
                     (true, false) => tokens.ends.push(End::Document(end)),
@@ -87,17 +92,12 @@ impl Encoder {
         let mut number = batch.first;
         for line in lines.split(|&byte| byte == b'\n') {
             number += 1;
-            match json_texts(line, number, &self.keys) {
-                Ok(None) => {}
-                Ok(Some(texts)) => {
-                    for (text, tokens) in texts.iter().zip(&mut encoded.columns) {
-                        self.document(text, tokens)
-                            .map_err(|error| broken(batch, "line", number, error.context()))?;
-                    }
-                }
-                Err(_) if self.skip_broken_lines => encoded.skipped += 1,
-                Err(why) => return Err(broken(batch, "line", number, &(why + SKIP))),
-            }
+            let added = match json_texts(line, number, &self.keys) {
+                Ok(None) => continue,
+                Ok(Some(texts)) => self.texts(&texts, &mut encoded.columns),
+                Err(why) => Ok(Some(why)),
+            };
+            self.count(added, (batch, "line", number), encoded)?;
         }
         Ok(())
     }
@@ -110,25 +110,63 @@ impl Encoder {
     ) -> Result<()> {
         for row in 0..columns[0].len() {
             let number = batch.first + row as u64 + 1;
-            match row_texts(columns, row, &self.keys) {
-                Ok(texts) => {
-                    for (text, tokens) in texts.into_iter().zip(&mut encoded.columns) {
-                        self.document(text, tokens)
-                            .map_err(|error| broken(batch, "row", number, error.context()))?;
-                    }
-                }
-                Err(_) if self.skip_broken_lines => encoded.skipped += 1,
-                Err(why) => return Err(broken(batch, "row", number, &(why + SKIP))),
-            }
+            let added = match row_texts(columns, row, &self.keys) {
+                Ok(texts) => self.texts(&texts, &mut encoded.columns),
+                Err(why) => Ok(Some(why)),
+            };
+            self.count(added, (batch, "row", number), encoded)?;
         }
         Ok(())
     }
 
+    /// Appends the texts of a line or row. Returns why nothing was appended, if they are broken.
+    fn texts<T: AsRef<str>>(&self, texts: &[T], columns: &mut [Tokens]) -> Result<Option<String>> {
+        if self.sequence_level != SequenceLevel::PromptAndCompletion {
+            let mut columns = texts.iter().zip(columns);
+            return columns
+                .try_for_each(|(text, tokens)| self.document(text.as_ref(), tokens))
+                .map(|()| None);
+        }
+        let out = &mut columns[0];
+        let start = out.tokens.len();
+        let mut ends = [start; 2];
+        for ((text, key), place) in texts.iter().zip(&self.keys).zip(0..) {
+            let before = out.tokens.len();
+            self.text(text.as_ref(), &mut out.tokens)?;
+            ends[place] = out.tokens.len();
+            if text.as_ref().trim().is_empty() || ends[place] == before {
+                out.tokens.truncate(start);
+                return Ok(Some(format!("the value of '{key}' is empty")));
+            }
+        }
+        out.ends.extend([End::Sequence(ends[0]), End::Document(ends[1])]);
+        Ok(None)
+    }
+
+    /// Counts a broken line or row as skipped, or refuses it.
+    fn count(
+        &self,
+        added: Result<Option<String>>,
+        (batch, what, number): (&InputBatch, &str, u64),
+        encoded: &mut Encoded,
+    ) -> Result<()> {
+        match added.map_err(|error| broken(batch, what, number, error.context()))? {
+            None => Ok(()),
+            Some(_) if self.skip_broken_lines => {
+                encoded.skipped += 1;
+                Ok(())
+            }
+            Some(why) => Err(broken(batch, what, number, &(why + SKIP))),
+        }
+    }
+
     /// Appends a whole document.
     fn document(&self, text: &str, out: &mut Tokens) -> Result<()> {
-        match self.split_sentences {
-            true => text.lines().try_for_each(|line| self.sentences(line, out))?,
-            false => self.text(text, &mut out.tokens)?,
+        match self.sequence_level {
+            SequenceLevel::Sentence => {
+                text.lines().try_for_each(|line| self.sentences(line, out))?;
+            }
+            _ => self.text(text, &mut out.tokens)?,
         }
         out.ends.push(End::Document(out.tokens.len()));
         Ok(())

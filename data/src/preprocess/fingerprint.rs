@@ -1,6 +1,6 @@
 //! The fingerprint beside token files: what they were made of, and their hashes.
 
-use super::config::{AREA, PreprocessConfig, TokenFormat};
+use super::config::{AREA, PreprocessConfig, SequenceLevel, TokenFormat};
 use super::input::Source;
 use super::journal::Journal;
 use super::output::OutputCounts;
@@ -64,8 +64,11 @@ pub fn settings(config: &PreprocessConfig, tokenizer: &Tokenizer, sources: &[Sou
         "json_keys": config.json_keys,
         "format": config.format.name(),
         "append_eod": config.append_eod,
-        "split_sentences": config.split_sentences,
+        "split_sentences": config.sequence_level == SequenceLevel::Sentence,
     });
+    if config.sequence_level == SequenceLevel::PromptAndCompletion {
+        options["prompt_completion"] = true.into();
+    }
     if config.format == TokenFormat::LlmC {
         options["shard_tokens"] = config.shard_tokens.into();
     }

@@ -25,7 +25,7 @@ mod reader;
 mod run;
 mod verify;
 
-pub use config::{PreprocessConfig, TokenFormat};
+pub use config::{PreprocessConfig, SequenceLevel, TokenFormat};
 pub use documents::read_documents;
 pub use fingerprint::{HashedFile, PreprocessFingerprint};
 pub use run::{PreprocessProgress, PreprocessReport, preprocess};

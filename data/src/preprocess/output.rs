@@ -1,6 +1,6 @@
 //! The files of one key, whatever their format.
 
-use super::config::{PreprocessConfig, TokenFormat};
+use super::config::{PreprocessConfig, SequenceLevel, TokenFormat};
 use super::encode::{End, Tokens};
 use super::flat_file::{self, FlatFiles, FlatState};
 use crate::indexed_dataset::{BuilderState, IndexedDatasetBuilder, with_suffix};
@@ -42,10 +42,14 @@ pub struct OutputState {
     flat: Option<FlatState>,
 }
 
-/// The prefix of the files of a key, as Megatron-LM calls them.
+/// The prefix of the files of a key, as Megatron-LM calls them, or of a prompt and a completion.
 pub fn prefix(config: &PreprocessConfig, key: &str) -> PathBuf {
-    let level = if config.split_sentences { "sentence" } else { "document" };
-    with_suffix(&config.output_prefix, &format!("_{key}_{level}"))
+    let level = match config.sequence_level {
+        SequenceLevel::Document => "_document",
+        SequenceLevel::Sentence => "_sentence",
+        SequenceLevel::PromptAndCompletion => "",
+    };
+    with_suffix(&config.output_prefix, &format!("_{key}{level}"))
 }
 
 /// The first of the files of a prefix that is there already.

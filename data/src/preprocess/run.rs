@@ -1,6 +1,6 @@
 //! One call: from the sources to the named files, or to a journal.
 
-use super::config::{AREA, PreprocessConfig};
+use super::config::{AREA, PreprocessConfig, SequenceLevel, TokenFormat};
 use super::cut::CutRule;
 use super::encode::Encoder;
 use super::fingerprint::{self, PreprocessFingerprint};
@@ -56,16 +56,17 @@ pub fn preprocess(
 ) -> Result<Option<PreprocessReport>> {
     let token_type = config.format.token_type(tokenizer.vocab_size())?;
     let end_of_document = checked(config, tokenizer)?;
+    let names = config.outputs();
     let (sources, empty_files) = input::find(&config.inputs)?;
     let settings = fingerprint::settings(config, tokenizer, &sources);
     let journal_path = journal::path(config);
     let before = Journal::read(&journal_path, &settings)?;
     match &before {
         None => refuse_to_overwrite(config)?,
-        Some(journal) => journal.check(&journal_path, config.json_keys.len(), sources.len())?,
+        Some(journal) => journal.check(&journal_path, names.len(), sources.len())?,
     }
     let mut outputs = Vec::new();
-    for (number, key) in config.json_keys.iter().enumerate() {
+    for (number, key) in names.iter().enumerate() {
         let state = before.as_ref().map(|journal| &journal.outputs[number]);
         outputs.push(TokenOutput::open(config, key, token_type, end_of_document, state)?);
     }
@@ -79,14 +80,15 @@ pub fn preprocess(
     };
     journal.write(&journal_path)?;
     let cut = CutRule::for_tokenizer(tokenizer)?;
-    let reader_cut = if config.split_sentences { CutRule::Lines } else { cut };
+    let in_lines = config.sequence_level == SequenceLevel::Sentence;
+    let reader_cut = if in_lines { CutRule::Lines } else { cut };
     let keys = config.json_keys.clone();
     let reader = Reader::new(sources.clone(), keys.clone(), reader_cut, journal.position);
     let encoder = Encoder {
         tokenizer: tokenizer.clone(),
         cut,
         keys,
-        split_sentences: config.split_sentences,
+        sequence_level: config.sequence_level,
         skip_broken_lines: config.skip_broken_lines,
     };
     let pipeline = Pipeline::start(reader, encoder, config.workers);
@@ -140,7 +142,7 @@ pub fn preprocess(
     }
     let mut report =
         PreprocessReport { outputs: Vec::new(), skipped: journal.skipped, empty_files };
-    for (key, output) in config.json_keys.iter().zip(&mut outputs) {
+    for (key, output) in names.iter().zip(&mut outputs) {
         let files = output.finish()?;
         let counts: &OutputCounts = output.counts();
         let made = PreprocessFingerprint::new(&journal, key, counts, token_type, &files, stop)?;
@@ -183,6 +185,20 @@ fn checked(config: &PreprocessConfig, tokenizer: &Tokenizer) -> Result<Option<u3
     if let Some(key) = config.json_keys.iter().find(|key| key.is_empty() || key.contains('/')) {
         return refuse(format!("--json-keys: '{key}' cannot be part of a file's name"));
     }
+    if config.sequence_level == SequenceLevel::PromptAndCompletion {
+        if let keys @ ([] | [_] | [_, _, _, ..]) = &config.json_keys[..] {
+            let count = keys.len();
+            return refuse(format!(
+                "--prompt-completion: takes two keys, of the prompt and of the completion, but --json-keys names {count}"
+            ));
+        }
+        if config.format != TokenFormat::Megatron {
+            let format = config.format.name();
+            return refuse(format!(
+                "--format: {format} cannot tell prompts from completions: leave it out with --prompt-completion"
+            ));
+        }
+    }
     let folder = match config.output_prefix.parent() {
         Some(folder) if !folder.as_os_str().is_empty() => folder,
         _ => std::path::Path::new("."),
@@ -201,8 +217,8 @@ fn checked(config: &PreprocessConfig, tokenizer: &Tokenizer) -> Result<Option<u3
 }
 
 fn refuse_to_overwrite(config: &PreprocessConfig) -> Result<()> {
-    for key in &config.json_keys {
-        let prefix = output::prefix(config, key);
+    for key in config.outputs() {
+        let prefix = output::prefix(config, &key);
         if let Some(file) = output::existing(&prefix, config.format) {
             let message = format!(
                 "--output-prefix: '{}' exists: give another prefix, or delete it",

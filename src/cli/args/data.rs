@@ -8,6 +8,7 @@ use ferrotron::models::tokenizer::{Tokenizer, TokenizerChoice};
 use ferrotron::{Error, Result};
 use std::path::PathBuf;
 
+use crate::cli::args::packing::PackingArgs;
 use crate::cli::options::Options;
 
 /// Megatron's proportions for training, validation and testing.
@@ -49,6 +50,8 @@ pub struct DataArgs {
     valid_data: Vec<PathBuf>,
     #[command(flatten)]
     split: SplitArgs,
+    #[command(flatten)]
+    pub packing: PackingArgs,
     /// Let tokens attend to those of their own document alone; a document ends with its end-of-document token
     #[arg(long)]
     reset_attention_mask: bool,
@@ -155,6 +158,7 @@ impl DataArgs {
             test_data_path: words("test-data-path"),
             per_split_data_args_path: paths("per-split-data-args-path").next(),
             data_order: DataOrder::Computed,
+            packing: PackingArgs::from_options(options),
             reset_attention_mask: is_on("reset-attention-mask"),
             reset_position_ids: is_on("reset-position-ids"),
             eod_mask_loss: is_on("eod-mask-loss"),
@@ -211,6 +215,10 @@ impl DataArgs {
                 let message = "megatron is an order of data sets: name them by --data-path or --train-data-path";
                 return Err(Error::config("--data-order", message));
             }
+            if self.packing.is_on() {
+                let message = "packs data sets of prompts and completions: name them by --data-path or --train-data-path";
+                return Err(Error::config("--packing", message));
+            }
             if self.data.is_empty() && !self.valid_data.is_empty() {
                 let message = "needs --data: the built-in corpus brings its own validation part";
                 return Err(Error::config("--valid-data", message));
@@ -222,6 +230,10 @@ impl DataArgs {
             }));
         };
         let option = stated[0];
+        if self.packing.is_on() && self.data_order == DataOrder::Megatron {
+            let message = "megatron is no order of packed samples: leave it or --packing out";
+            return Err(Error::config("--data-order", message));
+        }
         if !self.valid_data.is_empty() {
             let message = format!(
                 "goes with --data: beside {option} give --valid-data-path and --train-data-path"
@@ -297,6 +309,11 @@ impl DataArgs {
             }
             return Ok(None);
         };
+        if self.packing.is_on() {
+            let message =
+                "--packing keeps samples apart by itself, and masks prompts: leave it out";
+            return Err(Error::config(option, message));
+        }
         let Some(end_of_document) = self.eod_id.or(tokenizer.end_of_text()) else {
             let message = format!(
                 "needs the token that ends a document, and the {} tokenizer has none: give its number by --eod-id",

@@ -7,6 +7,7 @@ pub(super) mod learning_rate;
 pub(super) mod model;
 pub(super) mod offload;
 pub(super) mod optimizer;
+pub(super) mod packing;
 pub(super) mod parallel;
 pub(super) mod precision;
 pub(super) mod ranks;

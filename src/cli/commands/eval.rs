@@ -5,7 +5,8 @@ mod bert;
 mod tasks;
 
 use ferrotron::models::data::{
-    BlendedDataset, DocumentConfig, DocumentSamples, FiniteSamples, TokenSource, Validation,
+    BlendedDataset, Dataset, DocumentConfig, DocumentSamples, FiniteSamples, PackedSamples,
+    TokenSource, Validation,
 };
 use ferrotron::models::evaluate::{Evaluation, LocalModel, evaluate};
 use ferrotron::models::finite::first_not_finite;
@@ -85,29 +86,58 @@ fn prepare(
     let seq_length = args.sequence_length(loaded.config.max_position_embeddings)?;
     let is_run = loaded.checkpoint.as_ref().is_some_and(|checkpoint| !checkpoint.run().is_null());
     let (source, origin) = args.data_config(&saved, is_run)?;
-    let dataset = match source {
-        DataSource::Files(config) => corpus::open(&config, &tokenizer, output::note),
-        DataSource::Sets(config) => config
-            .check_tokenizer(&tokenizer)
-            .and_then(|()| BlendedDataset::open(&config, tokenizer.vocab_size()))
-            .map(|sets| sets.streams()),
-    };
-    let dataset = dataset.at(origin)?;
-    let source =
-        if args.valid_fraction == Some(1.0) { Some(dataset.train) } else { dataset.validation };
-    let source = source.ok_or_else(|| {
+    let of_run = DataArgs::from_options(&saved);
+    let none = || {
         let message = "leaves no token of this data to evaluate: give a larger share, or 1 for all";
         Error::config("--valid-fraction", message)
-    })?;
-    let documents = DataArgs::from_options(&saved).documents(&tokenizer)?;
+    };
+    let evaluated = match (source, of_run.packing.config(seq_length)) {
+        (DataSource::Sets(config), Some(packing)) => config
+            .check_tokenizer(&tokenizer)
+            .and_then(|()| BlendedDataset::open_pairs(&config, tokenizer.vocab_size()))
+            .and_then(|sets| PackedSamples::new(&sets.validation.ok_or_else(none)?, &packing))
+            .map(Evaluated::Packed),
+        (source, _) => {
+            let whole = args.valid_fraction == Some(1.0);
+            let evaluated = |dataset: Dataset| match whole {
+                true => Ok(dataset.train),
+                false => dataset.validation.ok_or_else(none),
+            };
+            open_streams(source, &tokenizer).and_then(evaluated).map(Evaluated::Stream)
+        }
+    };
+    let evaluated = evaluated.at(origin)?;
+    let documents = of_run.documents(&tokenizer)?;
     let batches =
-        Batches { source, seq_length, micro_batch_size: args.micro_batch_size, documents };
+        Batches { evaluated, seq_length, micro_batch_size: args.micro_batch_size, documents };
     Ok((loaded, batches))
+}
+
+/// Opens data as streams of tokens.
+fn open_streams(source: DataSource, tokenizer: &Tokenizer) -> Result<Dataset> {
+    match source {
+        DataSource::Files(config) => {
+            let paths = config.data.iter().map(PathBuf::as_path);
+            corpus::warn_of_pairs(paths, output::note);
+            corpus::open(&config, tokenizer, output::note)
+        }
+        DataSource::Sets(config) => {
+            config.check_tokenizer(tokenizer)?;
+            Ok(BlendedDataset::open(&config, tokenizer.vocab_size())?.streams())
+        }
+    }
+}
+
+/// The tokens that are evaluated.
+enum Evaluated {
+    Stream(TokenSource),
+    /// Fine-tuning samples, whose completions count.
+    Packed(PackedSamples),
 }
 
 /// The data of an evaluation, and how it is cut.
 struct Batches {
-    source: TokenSource,
+    evaluated: Evaluated,
     seq_length: usize,
     micro_batch_size: usize,
     /// The treatment of the ends of documents, as in the run.
@@ -120,14 +150,20 @@ impl Batches {
     /// # Errors
     /// A loss that is not finite, with the weight or else the batch that it comes from.
     fn evaluate(&self, loaded: &Loaded<Gpt>, place: &ModelRank) -> Result<Evaluation> {
-        let found = self.of(loaded, place, &self.source)?;
+        let found = match &self.evaluated {
+            Evaluated::Stream(source) => self.of(loaded, place, source)?,
+            Evaluated::Packed(samples) => self.samples(loaded, place, samples)?,
+        };
         if found.loss.is_finite() {
             return Ok(found);
         }
         let context = match place.mesh.world().size() {
-            1 => match first_not_finite(&loaded.model)? {
-                Some(weight) => weight,
-                None => self.first_bad_batch(loaded, place)?,
+            1 => match (first_not_finite(&loaded.model)?, &self.evaluated) {
+                (Some(weight), _) => weight,
+                (None, Evaluated::Stream(source)) => self.first_bad_batch(loaded, place, source)?,
+                (None, Evaluated::Packed(_)) => {
+                    format!("all weights are finite, and {} overflows", loaded.scope.dtype())
+                }
             },
             // Each rank has a part of the weights.
             _ => "evaluate with one rank to find the weight or the batch".to_string(),
@@ -146,23 +182,36 @@ impl Batches {
             Some(config) => Box::new(DocumentSamples::new(plain, config)),
             None => Box::new(plain),
         };
+        self.samples(loaded, place, &*validation)
+    }
+
+    fn samples(
+        &self,
+        loaded: &Loaded<Gpt>,
+        place: &ModelRank,
+        samples: &dyn FiniteSamples,
+    ) -> Result<Evaluation> {
         // A signal ends the process: there is nothing to save.
         let never = StopFlag::default();
         let Loaded { model, config, scope, .. } = loaded;
         let (parts, mesh) = (std::slice::from_ref(model), &place.mesh);
         let sizes = place.batch_size(self.micro_batch_size)?;
         let model = LocalModel { parts, config, scope, mesh };
-        let found = evaluate(&model, &*validation, sizes, &never)?;
+        let found = evaluate(&model, samples, sizes, &never)?;
         Ok(found.expect("an evaluation that is not asked to stop has a result"))
     }
 
-    fn first_bad_batch(&self, loaded: &Loaded<Gpt>, place: &ModelRank) -> Result<String> {
-        let (size, length) =
-            (self.seq_length as u64 * self.micro_batch_size as u64, self.source.len());
+    fn first_bad_batch(
+        &self,
+        loaded: &Loaded<Gpt>,
+        place: &ModelRank,
+        source: &TokenSource,
+    ) -> Result<String> {
+        let (size, length) = (self.seq_length as u64 * self.micro_batch_size as u64, source.len());
         // Each batch predicts `size` tokens; the first follows from the last one before it.
         for (batch, start) in (0..length - 1).step_by(size as usize).enumerate() {
             let end = length.min(start + size + 1);
-            let loss = self.of(loaded, place, &self.source.slice(start..end)?)?.loss;
+            let loss = self.of(loaded, place, &source.slice(start..end)?)?.loss;
             if !loss.is_finite() {
                 return Ok(format!(
                     "first in batch {batch}, tokens {start} to {}, though all weights are finite: {} overflows",

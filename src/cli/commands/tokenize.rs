@@ -2,7 +2,7 @@
 
 use clap::{Args, ValueEnum};
 use ferrotron::models::data::preprocess::{
-    PreprocessConfig, TokenFormat, Verified, preprocess, verify,
+    PreprocessConfig, SequenceLevel, TokenFormat, Verified, preprocess, verify,
 };
 use ferrotron::models::tokenizer::TokenizerChoice;
 use ferrotron::parallel::launch::{INTERRUPTED, stop_signals};
@@ -33,11 +33,13 @@ pub struct TokenizeArgs {
     /// and .zst
     #[arg(long, value_name = "PATH", num_args = 1..)]
     input: Vec<PathBuf>,
-    /// The files are called PREFIX_KEY_document or, with --split-sentences, PREFIX_KEY_sentence
+    /// The files are called PREFIX_KEY_document; with --split-sentences PREFIX_KEY_sentence, and with --prompt-completion
+    /// PREFIX_KEY_KEY
     #[arg(long, value_name = "PREFIX")]
     output_prefix: Option<PathBuf>,
-    /// Fields of JSON lines and columns of Parquet; each gets files of its own
-    #[arg(long, value_name = "KEY", num_args = 1.., default_value = "text")]
+    /// Fields of JSON lines and columns of Parquet; each gets files of its own [default: text; with --prompt-completion:
+    /// prompt completion]
+    #[arg(long, value_name = "KEY", num_args = 1..)]
     json_keys: Vec<String>,
     /// Tokenizer: gpt2, byte, or the path of a Hugging Face tokenizer.json or of BERT's vocab.txt
     #[arg(long, value_name = "TOKENIZER", default_value = "gpt2")]
@@ -54,6 +56,9 @@ pub struct TokenizeArgs {
     /// Make each sentence a sequence, as BERT needs it; in plain text blank lines then separate documents
     #[arg(long)]
     split_sentences: bool,
+    /// Make fine-tuning samples of the strings under two keys, for `train --packing`: --append-eod ends their completions
+    #[arg(long, conflicts_with = "split_sentences")]
+    prompt_completion: bool,
     /// Count lines of JSON and rows that are broken or lack a key, and go on
     #[arg(long)]
     skip_broken_lines: bool,
@@ -63,6 +68,25 @@ pub struct TokenizeArgs {
     /// Compare the files of PREFIX with their fingerprint, and each field of an index, and write nothing
     #[arg(long, value_name = "PREFIX", conflicts_with_all = ["input", "output_prefix"])]
     verify: Option<PathBuf>,
+}
+
+impl TokenizeArgs {
+    fn sequence_level(&self) -> SequenceLevel {
+        match (self.prompt_completion, self.split_sentences) {
+            (true, _) => SequenceLevel::PromptAndCompletion,
+            (_, true) => SequenceLevel::Sentence,
+            _ => SequenceLevel::Document,
+        }
+    }
+
+    fn json_keys(&self) -> Vec<String> {
+        let default: &[&str] =
+            if self.prompt_completion { &["prompt", "completion"] } else { &["text"] };
+        match self.json_keys.is_empty() {
+            true => default.iter().map(|key| key.to_string()).collect(),
+            false => self.json_keys.clone(),
+        }
+    }
 }
 
 /// Writes token files, or verifies them. The exit code is that of an interrupted program if a signal came.
@@ -93,23 +117,27 @@ pub fn tokenize(args: &TokenizeArgs) -> Result<ExitCode> {
     };
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let config = PreprocessConfig {
-        json_keys: args.json_keys.clone(),
+        json_keys: args.json_keys(),
         format: match args.format {
             Format::Megatron => TokenFormat::Megatron,
             Format::Nanogpt => TokenFormat::NanoGpt,
             Format::Llmc => TokenFormat::LlmC,
         },
         append_eod: args.append_eod,
-        split_sentences: args.split_sentences,
+        sequence_level: args.sequence_level(),
         skip_broken_lines: args.skip_broken_lines,
         workers: args.workers.unwrap_or(cores),
         shard_tokens: args.shard_size,
         ..PreprocessConfig::new(args.input.clone(), output_prefix)
     };
-    if config.format != TokenFormat::Megatron && !config.append_eod {
-        output::note(
-            "warning: these files say nowhere where a document ends: --append-eod puts the end-of-text token there",
-        );
+    let warning = match args.prompt_completion {
+        true => "a model learns from these files nowhere to end: --append-eod ends completions",
+        false => {
+            "these files say nowhere where a document ends: --append-eod puts the end-of-text token there"
+        }
+    };
+    if (args.prompt_completion || config.format != TokenFormat::Megatron) && !config.append_eod {
+        output::note(&format!("warning: {warning}"));
     }
     let tokenizer = args.tokenizer.parse::<TokenizerChoice>()?.build(|| {
         Err(Error::config(

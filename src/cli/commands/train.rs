@@ -267,6 +267,7 @@ impl<M: TrainedModel> PreparedRun<M> {
         })?;
         if first {
             report::before(&configuration, &trainer, &input.dataset, &tokenizer, &stages, &config)?;
+            input.packing().iter().for_each(|packing| output::note(&packing.to_string()));
             change.iter().for_each(|line| output::note(line));
             if let Some(names) = fresh.filter(|names| !names.is_empty()) {
                 output::note(&format!("not among these weights, and new: {}", names.join(", ")));

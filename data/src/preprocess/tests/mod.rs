@@ -103,7 +103,11 @@ fn each_key_has_files_of_its_own() {
     let path = folder.path();
     std::fs::write(path.join("a.jsonl"), r#"{"q": "Why?", "a": "So. There."}"#).unwrap();
     let json_keys = vec!["q".to_string(), "a".to_string()];
-    let both = PreprocessConfig { json_keys, split_sentences: true, ..config(path, "a.jsonl") };
+    let both = PreprocessConfig {
+        json_keys,
+        sequence_level: SequenceLevel::Sentence,
+        ..config(path, "a.jsonl")
+    };
     run(&both, &Tokenizer::Byte).unwrap();
     let found = |key| documents(&path.join(format!("out_{key}_sentence")), &Tokenizer::Byte);
     assert_eq!(found("q"), [["Why?"]]);
@@ -115,7 +119,8 @@ fn sentences_become_sequences() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path();
     std::fs::write(path.join("a.txt"), "\n\nOne. Two!\nThree\n\n\nFour.\n").unwrap();
-    let split = PreprocessConfig { split_sentences: true, ..config(path, "a.txt") };
+    let split =
+        PreprocessConfig { sequence_level: SequenceLevel::Sentence, ..config(path, "a.txt") };
     run(&split, &Tokenizer::Byte).unwrap();
     let prefix = path.join("out_text_sentence");
     let want = [vec!["One.", "Two!", "Three"], vec!["Four."]];

@@ -45,15 +45,15 @@ fn a_resumed_call_writes_the_same_bytes() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path();
     write_inputs(path);
-    for (format, split_sentences) in [
-        (TokenFormat::Megatron, false),
-        (TokenFormat::Megatron, true),
-        (TokenFormat::NanoGpt, false),
-        (TokenFormat::LlmC, false),
+    for (format, sequence_level) in [
+        (TokenFormat::Megatron, SequenceLevel::Document),
+        (TokenFormat::Megatron, SequenceLevel::Sentence),
+        (TokenFormat::NanoGpt, SequenceLevel::Document),
+        (TokenFormat::LlmC, SequenceLevel::Document),
     ] {
         let shard_tokens = 300_001;
         let config =
-            PreprocessConfig { format, split_sentences, shard_tokens, ..config(path, "in") };
+            PreprocessConfig { format, sequence_level, shard_tokens, ..config(path, "in") };
         run(&PreprocessConfig { workers: 1, ..config.clone() }, &Tokenizer::Byte).unwrap();
         let want = written(path);
         remove_written(path);
@@ -109,7 +109,7 @@ fn a_journal_of_another_call_is_refused() {
     assert!(stopped.unwrap().is_none());
     let line = refused(&config, &Tokenizer::Gpt2);
     assert!(line.contains("interrupted call with other tokenizer: give the same"), "{line}");
-    let other = PreprocessConfig { split_sentences: true, ..config.clone() };
+    let other = PreprocessConfig { sequence_level: SequenceLevel::Sentence, ..config.clone() };
     assert!(refused(&other, &Tokenizer::Byte).contains("with other options"));
     std::fs::write(path.join("in/d.txt"), "more").unwrap();
     assert!(refused(&config, &Tokenizer::Byte).contains("with other sources"));
