@@ -1,9 +1,10 @@
-//! The speed of tokenizers on the same text, with equal ids.
+//! The speed of tokenizers on the same documents, with equal ids.
 //!
-//! `cargo bench -p ferrotron-data --bench tokenizers -- [--tokenizer TOKENIZER.JSON] FILE...` encodes each file with GPT-2's
-//! vocabulary, or with that of a file, on 1 and on 2 threads: with this crate, `tiktoken-rs` (GPT-2 alone) and
-//! `tokenizers`. Files are cut into documents of some 4 KB at the ends of lines. `benches/peers/tokenizers_speed.py` does
-//! the same with the Python package. Results are in `docs/data.md`.
+//! `cargo bench -p ferrotron-data --bench tokenizers -- [--tokenizer TOKENIZER.JSON] [--threads N] [--rounds N] FILE...`
+//! encodes each file with GPT-2's vocabulary, or with that of a file: with this crate, `tiktoken-rs` (GPT-2 alone) and
+//! `tokenizers`, in turns. It prints the median of the rounds, by the clock and by the seconds of processors, and a hash of
+//! the ids, which a first round computes. Files are cut into documents of some 4 KB at the ends of lines.
+//! `benches/peers/tokenizers_speed.py` does the same with the Python package. Results are in `docs/data.md`.
 
 use ferrotron_data::tokenizer::Tokenizer;
 use std::collections::HashSet;
@@ -18,11 +19,14 @@ type Encode<'a> = Box<dyn Fn(&str) -> Vec<u32> + Sync + 'a>;
 
 fn main() {
     let mut words = std::env::args().skip(1).filter(|word| word != "--bench");
-    let (mut files, mut path) = (Vec::new(), None);
+    let (mut files, mut path, mut threads, mut rounds) = (Vec::new(), None, 1, 3);
     while let Some(word) = words.next() {
-        match word == "--tokenizer" {
-            true => path = words.next(),
-            false => files.push(word),
+        let mut number = || words.next().and_then(|word| word.parse().ok()).expect("a number");
+        match word.as_str() {
+            "--threads" => threads = number(),
+            "--rounds" => rounds = number(),
+            "--tokenizer" => path = words.next(),
+            _ => files.push(word),
         }
     }
     let ours = match &path {
@@ -53,18 +57,25 @@ fn main() {
     for file in &files {
         let text = std::fs::read_to_string(file).expect("a file of text");
         let documents = documents(&text);
-        let mut first = None;
-        for (name, encode) in &encoders {
-            for threads in [1, 2] {
-                let (seconds, tokens, hash) = run(encode, &documents, threads);
-                let same = *first.get_or_insert(hash) == hash;
-                println!(
-                    "{file} {name} threads {threads}: {:.2} MB/s, {tokens} tokens in {} documents, {seconds:.2} s, {}",
-                    text.len() as f64 / 1e6 / seconds,
-                    documents.len(),
-                    if same { "equal ids" } else { "OTHER IDS" },
-                );
+        let hashes: Vec<u64> =
+            encoders.iter().map(|(_, encode)| hash(encode, &documents)).collect();
+        let mut times = vec![Vec::new(); encoders.len()];
+        for _ in 0..rounds {
+            for ((_, encode), times) in encoders.iter().zip(&mut times) {
+                times.push(run(encode, &documents, threads));
             }
+        }
+        for (((name, _), hash), mut times) in encoders.iter().zip(hashes).zip(times) {
+            times.sort_by(|a, b| a.0.total_cmp(&b.0));
+            let (clock, processors, tokens) = times[rounds / 2];
+            let rate = |seconds: f64| text.len() as f64 / 1e6 / seconds;
+            println!(
+                "{name} threads {threads}: {:.1} MB/s, {:.1} MB per processor second, {tokens} tokens in {} documents, \
+                 ids {hash:016x}",
+                rate(clock),
+                rate(processors),
+                documents.len(),
+            );
         }
     }
 }
@@ -83,24 +94,38 @@ fn documents(text: &str) -> Vec<&str> {
     documents
 }
 
-/// Seconds, tokens, and a sum over documents of hashes of their ids.
-fn run(encode: &Encode, documents: &[&str], threads: usize) -> (f64, u64, u64) {
-    let next = AtomicUsize::new(0);
-    let start = Instant::now();
-    let work = || {
-        let (mut tokens, mut hash) = (0, 0u64);
-        while let Some(document) = documents.get(next.fetch_add(1, Relaxed)) {
-            let ids = encode(document);
-            tokens += ids.len() as u64;
-            let fnv = |hash: u64, id: &u32| (hash ^ u64::from(*id)).wrapping_mul(0x100_0000_01b3);
-            hash = hash.wrapping_add(ids.iter().fold(0xcbf2_9ce4_8422_2325, fnv));
-        }
-        (tokens, hash)
+/// A hash of the documents' ids: each document's CRC-32 of little-endian words, times its number from 1, added up.
+fn hash(encode: &Encode, documents: &[&str]) -> u64 {
+    let document = |(number, text): (u64, &&str)| {
+        let bytes: Vec<u8> = encode(text).iter().flat_map(|id| id.to_le_bytes()).collect();
+        u64::from(crc32fast::hash(&bytes)).wrapping_mul(number)
     };
-    let sums = std::thread::scope(|scope| {
+    (1..).zip(documents).map(document).fold(0, u64::wrapping_add)
+}
+
+/// Seconds by the clock and of processors, and the number of tokens.
+fn run(encode: &Encode, documents: &[&str], threads: usize) -> (f64, f64, u64) {
+    let next = AtomicUsize::new(0);
+    let (start, processors) = (Instant::now(), processor_seconds());
+    let work = || {
+        let mut tokens = 0;
+        while let Some(document) = documents.get(next.fetch_add(1, Relaxed)) {
+            tokens += encode(document).len() as u64;
+        }
+        tokens
+    };
+    let tokens = std::thread::scope(|scope| {
         let workers: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
-        let sums = workers.into_iter().map(|worker| worker.join().expect("it does not panic"));
-        sums.fold((0, 0u64), |a, b| (a.0 + b.0, a.1.wrapping_add(b.1)))
+        workers.into_iter().map(|worker| worker.join().expect("it does not panic")).sum()
     });
-    (start.elapsed().as_secs_f64(), sums.0, sums.1)
+    (start.elapsed().as_secs_f64(), processor_seconds() - processors, tokens)
+}
+
+/// Seconds that processors spent on this process so far, to 10 ms, from Linux's table of processes.
+fn processor_seconds() -> f64 {
+    let stat = std::fs::read_to_string("/proc/self/stat").expect("Linux has it");
+    let fields = stat.rsplit_once(')').expect("a name in brackets").1.split(' ');
+    // `utime` and `stime`, in hundredths of a second.
+    fields.skip(12).take(2).map(|ticks| ticks.parse::<f64>().expect("a number")).sum::<f64>()
+        / 100.0
 }
