@@ -1,5 +1,5 @@
 use super::*;
-use crate::Device;
+use crate::{DType, Device};
 
 fn tensor(dims: &[usize], f: impl Fn(usize) -> f64) -> Result<Tensor> {
     let n = dims.iter().product();
