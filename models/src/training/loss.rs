@@ -164,8 +164,13 @@ impl LossReduction {
         }
         let returned = |&term: &usize| f64::from(u8::from(losses.returned[term]));
         let own: Vec<f64> = new.iter().map(returned).collect();
-        let own = Tensor::from_slice(&Device::cpu(1)?, &own, &[new.len()])?;
-        let ranks = world.all_reduce(own, Reduction::Sum)?.wait()?.to_vec::<f64>()?;
+        let ranks = match world.size() {
+            1 => own,
+            _ => {
+                let own = Tensor::from_slice(&Device::cpu(1)?, &own, &[new.len()])?;
+                world.all_reduce(own, Reduction::Sum)?.wait()?.to_vec::<f64>()?
+            }
+        };
         for (&term, ranks) in new.iter().zip(ranks) {
             if ranks == 0.0 {
                 let name = self.names[term];
