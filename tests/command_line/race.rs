@@ -31,7 +31,7 @@ fn folder_with_questions() -> TempDir {
                 false => format!("{}{}", letter(i), letter(i + 9)),
             };
             let options: Vec<String> = (0..4).map(option).collect();
-            let question = if number % 2 == 0 { "It is _ ." } else { "What?" };
+            let question = if number.is_multiple_of(2) { "It is _ ." } else { "What?" };
             let answer = ["A", "B", "C", "D"][answer as usize];
             let article = format!("A text\n{}.", letter(20));
             json!({ "article": article, "questions": [question], "options": [options], "answers": [answer] })
