@@ -117,7 +117,10 @@ fn read<M: Model>(
     // f32, bf16 and f16 are converted while they are read.
     let read_as = if (held == DType::F64) == (dtype == DType::F64) { dtype } else { held };
     let model = empty(read_as)?;
-    checkpoint.load_params(&model.params())?;
+    match place.mesh.axis(Axis::Pipeline).size() {
+        1 => checkpoint.load_params(&model.params())?,
+        _ => checkpoint.load_params_of_part(&model.params())?,
+    }
     if read_as == dtype {
         return Ok(model);
     }

@@ -302,7 +302,8 @@ fn every_family_is_trained_on_in_layouts_and_written_again() {
     assert!(config.contains("\"original_max_position_embeddings\": 16"), "{config}");
     let start = ["train", "--load", "llama", "--data", "text.bin", "--vocab-size", "32"];
     succeeded(ferrotron(path, &["memory", "--load", "llama", "--vocab-size", "32"]));
-    let other = [&start[..], &["--rope-scaling-original-length", "8192"]].concat();
+    let other = ["--use-rope-scaling", "--rope-scaling-original-length", "8192"];
+    let other = [&start[..], &other].concat();
     let line = refused(ferrotron(path, &other), 2);
     assert!(line.contains("--rope-scaling-original-length: 8192 contradicts"), "{line}");
     succeeded(ferrotron(path, &[&start, STEPS, &["--save", "scaled"]].concat()));

@@ -9,8 +9,10 @@ mod local_steps;
 mod trace;
 mod two_jobs;
 
+use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
+use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
@@ -283,9 +285,17 @@ fn under(tool: &Path, words: &str, name: &str, layout: &str) {
     assert_same(name, &path.join(name), &alone, 1e-10);
 }
 
-/// A free port.
+/// A free port before another one, both below those that the system gives to connections. No other call has them.
 fn port() -> u16 {
-    std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+    static NEXT: AtomicU16 = AtomicU16::new(0);
+    let base = 10_000 + (std::process::id() % 100) as u16 * 200;
+    let is_free = |port| TcpListener::bind(("127.0.0.1", port)).is_ok();
+    loop {
+        let port = base + NEXT.fetch_add(2, Ordering::Relaxed) % 2000;
+        if is_free(port) && is_free(port + 1) {
+            return port;
+        }
+    }
 }
 
 #[test]

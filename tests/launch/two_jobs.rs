@@ -57,6 +57,10 @@ fn of_mpirun_and_torchrun() {
             let inner = command(path, line);
             let mut outer = Command::new(&launcher);
             outer.current_dir(path).args(words.split_whitespace());
+            if name == "torchrun" {
+                // The port behind one of its own choice may be that of a connection.
+                outer.arg(format!("--master-port={}", port()));
+            }
             outer.arg(inner.get_program()).args(inner.get_args());
             vec![outer]
         });
