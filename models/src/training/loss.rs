@@ -164,15 +164,15 @@ impl LossReduction {
         }
         let returned = |&term: &usize| f64::from(u8::from(losses.returned[term]));
         let own: Vec<f64> = new.iter().map(returned).collect();
-        let ranks = match world.size() {
+        let all = match world.size() {
             1 => own,
-            _ => {
-                let own = Tensor::from_slice(&Device::cpu(1)?, &own, &[new.len()])?;
-                world.all_reduce(own, Reduction::Sum)?.wait()?.to_vec::<f64>()?
+            ranks => {
+                let own = Tensor::from_slice(&Device::cpu(1)?, &own, &[1, new.len()])?;
+                world.all_gather(own, ranks)?.wait()?.to_vec::<f64>()?
             }
         };
-        for (&term, ranks) in new.iter().zip(ranks) {
-            if ranks == 0.0 {
+        for (index, &term) in new.iter().enumerate() {
+            if all.chunks_exact(new.len()).all(|rank| rank[index] == 0.0) {
                 let name = self.names[term];
                 let message = format!(
                     "`Model::loss_terms` names '{name}', and `Model::forward` did not return it on any rank: add it by \
