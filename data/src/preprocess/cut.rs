@@ -2,6 +2,7 @@
 
 use crate::tokenizer::Tokenizer;
 use ferrotron_tensor::Result;
+use std::ops::Range;
 
 /// Bytes of a piece, from which the next cut is looked for.
 pub const PIECE: usize = 64 << 10;
@@ -14,6 +15,8 @@ pub enum CutRule {
     WordsAndLines,
     /// In front of a space between two letters.
     Words,
+    /// At a space between two letters, which is left out: for tokenizers that put one in front of each text.
+    LeftOutSpaces,
     /// Behind a line break.
     Lines,
     /// Nowhere.
@@ -35,25 +38,27 @@ impl CutRule {
         if let Tokenizer::Char(_) = tokenizer {
             return Ok(CutRule::WordsAndLines);
         }
-        let holds = |texts: &[(&str, &str)]| -> Result<bool> {
+        let holds = |texts: &[(&str, &str)], left_out: usize| -> Result<bool> {
             for (first, second) in texts {
                 let whole = tokenizer.encode(&format!("{first}{second}"))?;
-                let parts = [tokenizer.encode(first)?, tokenizer.encode(second)?].concat();
-                if whole != parts {
+                let second = tokenizer.encode(&second[left_out..])?;
+                if whole != [tokenizer.encode(first)?, second].concat() {
                     return Ok(false);
                 }
             }
             Ok(true)
         };
-        Ok(match (holds(&AT_SPACES)?, holds(&AT_LINES)?) {
+        Ok(match (holds(&AT_SPACES, 0)?, holds(&AT_LINES, 0)?) {
             (true, true) => CutRule::WordsAndLines,
             (true, false) => CutRule::Words,
-            (false, _) => CutRule::Nowhere,
+            _ if holds(&AT_SPACES, 1)? => CutRule::LeftOutSpaces,
+            _ => CutRule::Nowhere,
         })
     }
 
-    /// The first place to cut at or behind byte `from`. It depends on the text up to the character behind it alone.
-    pub fn find(self, text: &str, from: usize) -> Option<usize> {
+    /// The bytes to leave out at the first place to cut at or behind byte `from`: none, or a space. The place depends on
+    /// the text up to the character behind it alone.
+    pub fn find(self, text: &str, from: usize) -> Option<Range<usize>> {
         if self == CutRule::Nowhere || from >= text.len() {
             return None;
         }
@@ -71,7 +76,8 @@ impl CutRule {
                 _ => false,
             };
             if is_cut {
-                return Some(from + at);
+                let left_out = usize::from(self == CutRule::LeftOutSpaces);
+                return Some(from + at..from + at + left_out);
             }
             (second, last) = (last, c);
         }
@@ -95,10 +101,13 @@ mod tests {
             (CutRule::WordsAndLines, "\u{4e2d}\u{3002}\n\u{6587}", 1, Some(7)),
             (CutRule::Words, "ab.\ncd ef", 1, Some(6)),
             (CutRule::Words, "ab ", 1, None),
+            (CutRule::LeftOutSpaces, "ab.\ncd ef", 1, Some(6)),
             (CutRule::Lines, "ab\n\ncd", 1, Some(3)),
             (CutRule::Lines, "ab\n", 1, None),
             (CutRule::Nowhere, "ab cd", 1, None),
         ] {
+            let left_out = usize::from(rule == CutRule::LeftOutSpaces);
+            let want = want.map(|at| at..at + left_out);
             assert_eq!(rule.find(text, from), want, "{rule:?} {text:?}");
         }
     }
@@ -107,18 +116,35 @@ mod tests {
     fn pieces_have_the_tokens_of_the_whole() {
         let text = "It's 'quoted', caf\u{e9} na\u{ef}ve.\r\n\r\n  indented\tword  \u{4e2d}\u{6587}\u{3002}\n\u{4e2d} \
                     \u{939}\u{93f}\u{928}\u{94d}\u{926}\u{940} x=1;\n\u{1f600} 12 345\n6 7 and so on";
-        for tokenizer in [Tokenizer::Gpt2, Tokenizer::Byte] {
+        let with_space_in_front = serde_json::json!({
+            "version": "1.0", "truncation": null, "padding": null, "added_tokens": [], "pre_tokenizer": null,
+            "normalizer": {"type": "Sequence", "normalizers": [
+                {"type": "Prepend", "prepend": "\u{2581}"},
+                {"type": "Replace", "pattern": {"String": " "}, "content": "\u{2581}"}
+            ]},
+            "post_processor": null, "decoder": null,
+            "model": {"type": "BPE", "unk_token": "?", "fuse_unk": true,
+                "vocab": {"?": 0, "\u{2581}": 1, "n": 2, "d": 3, "\u{2581}n": 4, "a": 5, "nd": 6},
+                "merges": ["\u{2581} n", "n d"]}
+        });
+        let with_space_in_front = Tokenizer::from_json(&with_space_in_front.to_string()).unwrap();
+        for (tokenizer, want, at_least) in [
+            (Tokenizer::Gpt2, CutRule::WordsAndLines, 40),
+            (Tokenizer::Byte, CutRule::WordsAndLines, 40),
+            (with_space_in_front, CutRule::LeftOutSpaces, 20),
+        ] {
             let rule = CutRule::for_tokenizer(&tokenizer).unwrap();
-            assert_eq!(rule, CutRule::WordsAndLines);
+            assert_eq!(rule, want);
             let whole = tokenizer.encode(text).unwrap();
             let mut cuts = 0;
             for from in 1..text.len() {
-                let Some(at) = rule.find(text, from) else { continue };
-                let parts = [&text[..at], &text[at..]].map(|part| tokenizer.encode(part).unwrap());
-                assert_eq!(parts.concat(), whole, "cut at {at}");
+                let Some(cut) = rule.find(text, from) else { continue };
+                let parts = [&text[..cut.start], &text[cut.end..]];
+                let parts = parts.map(|part| tokenizer.encode(part).unwrap());
+                assert_eq!(parts.concat(), whole, "{cut:?}");
                 cuts += 1;
             }
-            assert!(cuts > 40, "{cuts}");
+            assert!(cuts > at_least, "{cuts}");
         }
     }
 }

@@ -155,9 +155,9 @@ impl Encoder {
 
     /// Appends the tokens of a text, which is cut into pieces if it is long.
     fn text(&self, mut text: &str, out: &mut Vec<u32>) -> Result<()> {
-        while let Some(at) = self.cut.find(text, PIECE) {
-            out.extend(self.tokenizer.encode(&text[..at])?);
-            text = &text[at..];
+        while let Some(cut) = self.cut.find(text, PIECE) {
+            out.extend(self.tokenizer.encode(&text[..cut.start])?);
+            text = &text[cut.end..];
         }
         out.extend(self.tokenizer.encode(text)?);
         Ok(())

@@ -243,19 +243,20 @@ impl Stream {
                 };
                 return Err(Error::io(AREA, message));
             }
-            let end = match found {
-                Some(at) => at,
-                None if self.is_ended => valid,
+            let cut = match found {
+                Some(cut) => cut,
+                None if self.is_ended => valid..valid,
                 None => {
                     wanted *= 2;
                     continue;
                 }
             };
             let is_first = self.taken == 0;
-            let at_end = self.is_ended && end == self.buffer.len();
+            let at_end = self.is_ended && cut.end == self.buffer.len();
             self.is_done = at_end;
             let mut piece =
-                String::from_utf8(self.take(end)).expect("it is a prefix of valid text");
+                String::from_utf8(self.take(cut.end)).expect("it is a prefix of valid text");
+            piece.truncate(cut.start);
             if is_first && let Some(rest) = piece.strip_prefix('\u{FEFF}') {
                 piece = rest.to_string();
             }

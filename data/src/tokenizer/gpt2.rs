@@ -4,8 +4,8 @@
 use ferrotron_tensor::Result;
 use tiktoken_rs::{CoreBPE, r50k_base_singleton};
 
-use super::byte_level::{WordCaches, WordPattern};
 use super::lossy::{REPLACEMENT, lossy};
+use super::words::{WordCaches, WordPattern};
 
 /// The text of the only special token.
 const END_OF_TEXT: &str = "<|endoftext|>";

@@ -1,9 +1,8 @@
 //! Tokenizers described by a Hugging Face `tokenizer.json`, run by the `tokenizers` crate with a regex engine in
 //! Rust, without a C library.
 
-use super::byte_level::{WordCaches, WordPattern};
+use super::words::{WordCaches, WordRule};
 use ferrotron_tensor::{Error, Result};
-use serde_json::Value;
 use std::sync::Arc;
 use tokenizers::{Model, OffsetReferential, OffsetType, PreTokenizedString, PreTokenizer};
 
@@ -15,8 +14,8 @@ struct Loaded {
     json: String,
     tokenizer: tokenizers::Tokenizer,
     vocab_size: usize,
-    /// The pattern of words, if the fast scanner knows it, and the tokens of words.
-    words: Option<(WordPattern, WordCaches)>,
+    /// The rule by which words can be cut, if it is known, and the tokens of words.
+    words: Option<(WordRule, WordCaches)>,
 }
 
 impl HuggingFaceTokenizer {
@@ -35,7 +34,8 @@ impl HuggingFaceTokenizer {
             return Err(Error::io("tokenizer", "the vocabulary of the tokenizer.json is empty"));
         };
         let vocab_size = largest as usize + 1;
-        let words = word_pattern(json).map(|pattern| (pattern, WordCaches::default()));
+        let rule = WordRule::of_tokenizer(json, tokenizer.get_vocab(false).keys());
+        let words = rule.map(|rule| (rule, WordCaches::default()));
         let json = json.to_string();
         Ok(HuggingFaceTokenizer(Arc::new(Loaded { json, tokenizer, vocab_size, words })))
     }
@@ -61,27 +61,34 @@ impl HuggingFaceTokenizer {
     }
 
     pub(super) fn encode(&self, text: &str) -> Result<Vec<u32>> {
-        let Loaded { tokenizer, words: Some((pattern, caches)), .. } = &*self.0 else {
-            let encoding = self.0.tokenizer.encode_fast(text, false).map_err(failed("encode"))?;
-            return Ok(encoding.get_ids().to_vec());
+        let Loaded { tokenizer, words: Some((rule, caches)), .. } = &*self.0 else {
+            return self.encode_whole(text);
         };
         // Added tokens and the normalizer come first, as in the crate.
         let added = tokenizer.get_added_vocabulary();
         let parts = added.extract_and_normalize(tokenizer.get_normalizer(), text);
+        let parts = parts.get_splits(OffsetReferential::Normalized, OffsetType::Byte);
+        if rule.without_added_tokens && parts.iter().any(|(_, _, added)| added.is_some()) {
+            return self.encode_whole(text);
+        }
         caches.with(|cache| {
             let mut tokens = Vec::with_capacity(text.len() / 4);
-            for (part, _, added) in
-                parts.get_splits(OffsetReferential::Normalized, OffsetType::Byte)
-            {
+            for (part, _, added) in &parts {
                 match added {
                     Some(added) => tokens.extend(added.iter().map(|token| token.id)),
-                    None => pattern.try_for_each_word(part, |word| {
+                    None => rule.pattern.try_for_each_word(part, |word| {
                         cache.append(word, &mut tokens, |word| self.word(word))
                     })?,
                 }
             }
             Ok(tokens)
         })
+    }
+
+    /// Encodes a text by the crate alone.
+    fn encode_whole(&self, text: &str) -> Result<Vec<u32>> {
+        let encoding = self.0.tokenizer.encode_fast(text, false).map_err(failed("encode"))?;
+        Ok(encoding.get_ids().to_vec())
     }
 
     /// The tokens of a word without added tokens.
@@ -108,13 +115,6 @@ impl HuggingFaceTokenizer {
         }
         text
     }
-}
-
-/// The way in which the tokenizer cuts words, if the fast scanner knows it and a word always has the same tokens.
-fn word_pattern(json: &str) -> Option<WordPattern> {
-    let json: Value = serde_json::from_str(json).ok()?;
-    let is_random = json["model"]["dropout"].as_f64().is_some_and(|dropout| dropout > 0.0);
-    WordPattern::from_pre_tokenizer(&json["pre_tokenizer"]).filter(|_| !is_random)
 }
 
 /// Converts an error of the `tokenizers` crate.

@@ -16,8 +16,6 @@
 //! Files need the crate's feature `tokenizers`. Without it, `gpt2` still describes files of tokens, and a text or
 //! a file that needs the feature is refused with its name.
 
-#[cfg(feature = "tokenizers")]
-mod byte_level;
 mod char_level;
 #[cfg_attr(not(feature = "tokenizers"), path = "gpt2_absent.rs")]
 mod gpt2;
@@ -27,6 +25,8 @@ mod lossy;
 mod null;
 mod special_tokens;
 mod word_piece;
+#[cfg(feature = "tokenizers")]
+mod words;
 
 use ferrotron_tensor::{Error, Result};
 use serde::{Deserialize, Serialize};

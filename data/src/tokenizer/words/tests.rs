@@ -1,7 +1,9 @@
-//! The scanner against a regex engine, and the fast path against the crates.
+//! Compares the scanner with a regex engine, and the fast path with the crates.
+
+mod spaces;
 
 use super::super::Tokenizer;
-use super::words::{CL100K, GPT2};
+use super::pattern::{CL100K, GPT2};
 use super::*;
 use fancy_regex::Regex;
 use proptest::prelude::*;
@@ -92,6 +94,9 @@ fn text() -> impl Strategy<Value = String> {
         "<|end",
         "<a>",
         "<b>",
+        " word",
+        "\u{2581}",
+        "\u{2581}a",
     ];
     let fragment = prop_oneof![
         4 => prop::sample::select(fragments.to_vec()).prop_map(String::from),
@@ -169,21 +174,20 @@ fn split(quantifier: &str) -> serde_json::Value {
 static FILES: LazyLock<Vec<(Tokenizer, tokenizers::Tokenizer)>> = LazyLock::new(|| {
     let digits = serde_json::json!({"type": "Digits", "individual_digits": true});
     let files = [
-        (byte_level(true), "", WordPattern::Gpt2),
-        (byte_level(true), "NFC", WordPattern::Gpt2),
-        (sequence(digits, true), "", WordPattern::Gpt2SingleDigits),
-        (sequence(split("{1,3}"), false), "", WordPattern::Cl100k { digits: 3 }),
-        (sequence(split(""), false), "NFC", WordPattern::Cl100k { digits: 1 }),
+        (hugging_face(byte_level(true), ""), WordPattern::Gpt2),
+        (hugging_face(byte_level(true), "NFC"), WordPattern::Gpt2),
+        (hugging_face(sequence(digits, true), ""), WordPattern::Gpt2SingleDigits),
+        (hugging_face(sequence(split("{1,3}"), false), ""), WordPattern::Cl100k { digits: 3 }),
+        (hugging_face(sequence(split(""), false), "NFC"), WordPattern::Cl100k { digits: 1 }),
     ];
+    let by_spaces = spaces::files();
+    let files = files.into_iter().chain(by_spaces);
     files
-        .into_iter()
-        .map(|(pre_tokenizer, normalizer, pattern)| {
-            assert_eq!(WordPattern::from_pre_tokenizer(&pre_tokenizer), Some(pattern));
-            let json = hugging_face(pre_tokenizer, normalizer);
-            (
-                Tokenizer::from_json(&json).unwrap(),
-                tokenizers::Tokenizer::from_bytes(&json).unwrap(),
-            )
+        .map(|(json, pattern)| {
+            let reference = tokenizers::Tokenizer::from_bytes(&json).unwrap();
+            let rule = WordRule::of_tokenizer(&json, reference.get_vocab(false).keys());
+            assert_eq!(rule.map(|rule| rule.pattern), Some(pattern), "{json}");
+            (Tokenizer::from_json(&json).unwrap(), reference)
         })
         .collect()
 });
@@ -233,10 +237,14 @@ fn other_ways_to_cut_words_are_left_to_the_crate() {
     let removed = serde_json::json!({"type": "Split", "behavior": "Removed", "invert": false,
         "pattern": {"Regex": CL100K.replace("DIGITS", "{1,3}")}});
     let of_pairs = sequence(split("{1,2}"), false);
-    for json in
-        [with_prefix, sequence(removed, false), of_pairs, serde_json::json!({"type": "Whitespace"})]
-    {
-        assert_eq!(WordPattern::from_pre_tokenizer(&json), None, "{json}");
+    for pre_tokenizer in [
+        with_prefix,
+        sequence(removed, false),
+        of_pairs,
+        serde_json::json!({"type": "Whitespaces"}),
+    ] {
+        let json = serde_json::json!({"pre_tokenizer": pre_tokenizer, "model": {"type": "BPE"}});
+        assert_eq!(WordRule::of_tokenizer(&json.to_string(), [].iter()), None, "{json}");
     }
 }
 

@@ -1,16 +1,16 @@
-//! Cuts text into words as the known patterns of byte-level byte pairs do.
+//! Cuts text into words whose tokens do not depend on the text around them.
 //!
 //! | pattern | used by |
 //! |---|---|
 //! | GPT-2's | GPT-2, GPT-NeoX; SmolLM, which cuts digits off first |
 //! | cl100k's | OpenAI's cl100k and Llama 3, with up to three digits in a word; Qwen 2 and 3, with one |
+//! | spaces | BERT, T5, Llama 2, Gemma |
 //!
 //! The regular expressions are facts about the tokenizers; the tests compare the scanner with a regex engine.
 
 use super::char_class::CharClass::{Letter, Number, Other, Space};
 use super::char_class::{CharClass, CharClasses};
 use ferrotron_tensor::Result;
-use serde_json::Value;
 
 /// The pattern of `ByteLevel` in Hugging Face's tokenizers.
 #[cfg(test)]
@@ -29,37 +29,11 @@ pub enum WordPattern {
     Gpt2SingleDigits,
     /// cl100k's pattern, with so many digits in a word.
     Cl100k { digits: usize },
+    /// In front of one of these characters behind another one.
+    Spaces(&'static [char]),
 }
 
 impl WordPattern {
-    /// Recognizes the `pre_tokenizer` of a `tokenizer.json`.
-    pub fn from_pre_tokenizer(json: &Value) -> Option<WordPattern> {
-        let parts: Vec<&Value> = match json["type"].as_str()? {
-            "Sequence" => json["pretokenizers"].as_array()?.iter().collect(),
-            _ => vec![json],
-        };
-        let (byte_level, before) = parts.split_last()?;
-        let is_byte_level =
-            byte_level["type"] == "ByteLevel" && byte_level["add_prefix_space"] == false;
-        let has_regex = byte_level.get("use_regex").is_none_or(|value| value == true);
-        match (is_byte_level, has_regex, before) {
-            (true, true, []) => Some(WordPattern::Gpt2),
-            (true, true, [cut]) => (cut["type"] == "Digits" && cut["individual_digits"] == true)
-                .then_some(WordPattern::Gpt2SingleDigits),
-            (true, false, [cut]) => {
-                let isolates = cut["type"] == "Split"
-                    && cut["behavior"] == "Isolated"
-                    && cut.get("invert").is_none_or(|value| value == false);
-                let pattern = cut["pattern"]["Regex"].as_str().filter(|_| isolates)?;
-                [("{1,3}", 3), ("", 1)].into_iter().find_map(|(quantifier, digits)| {
-                    (pattern == CL100K.replace("DIGITS", quantifier))
-                        .then_some(WordPattern::Cl100k { digits })
-                })
-            }
-            _ => None,
-        }
-    }
-
     /// Calls `take` with each word of the text, in order.
     ///
     /// # Errors
@@ -74,6 +48,18 @@ impl WordPattern {
             WordPattern::Gpt2 => scanner.try_for_each(Scanner::gpt2_word, take),
             WordPattern::Cl100k { digits } => {
                 scanner.try_for_each(|scanner, at| scanner.cl100k_word(at, digits), take)
+            }
+            WordPattern::Spaces(spaces) => {
+                let mut rest = text;
+                while !rest.is_empty() {
+                    let behind_spaces = rest.len() - rest.trim_start_matches(spaces).len();
+                    let word = rest[behind_spaces..].find(spaces);
+                    let (word, behind) =
+                        rest.split_at(word.map_or(rest.len(), |at| behind_spaces + at));
+                    take(word)?;
+                    rest = behind;
+                }
+                Ok(())
             }
             WordPattern::Gpt2SingleDigits => {
                 let mut at = 0;

@@ -1,0 +1,149 @@
+//! Recognizes in a `tokenizer.json` how its words can be cut.
+
+use super::pattern::{CL100K, WordPattern};
+use serde::Deserialize;
+use serde_json::Value;
+
+/// SentencePiece's character for a space.
+const META_SPACE: char = '\u{2581}';
+
+/// How the words of a tokenizer can be cut.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct WordRule {
+    pub pattern: WordPattern,
+    /// Whether the rule holds only for texts without added tokens: behind one, no space is put in front of a word.
+    pub without_added_tokens: bool,
+}
+
+/// The fields of the file that decide.
+#[derive(Deserialize)]
+struct File {
+    #[serde(default)]
+    pre_tokenizer: Value,
+    model: Model,
+}
+
+#[derive(Deserialize)]
+struct Model {
+    #[serde(rename = "type")]
+    kind: Option<String>,
+    dropout: Option<f64>,
+    continuing_subword_prefix: Option<String>,
+    end_of_word_suffix: Option<String>,
+}
+
+impl WordRule {
+    /// Recognizes the text of a `tokenizer.json`, whose tokens `vocab` lists. None if its words are not known, or if a
+    /// word has other tokens each time.
+    pub fn of_tokenizer<'a>(
+        json: &str,
+        vocab: impl Iterator<Item = &'a String>,
+    ) -> Option<WordRule> {
+        let File { pre_tokenizer, model } = serde_json::from_str(json).ok()?;
+        if model.dropout.is_some_and(|dropout| dropout > 0.0) {
+            return None;
+        }
+        let rule = |pattern| WordRule { pattern, without_added_tokens: false };
+        let known = byte_level(&pre_tokenizer).or_else(|| between_spaces(&pre_tokenizer));
+        known.map(rule).or_else(|| {
+            let joins = joins_spaces(&model, vocab);
+            undivided(&pre_tokenizer).filter(|_| !joins)
+        })
+    }
+}
+
+fn kind(json: &Value) -> &str {
+    json["type"].as_str().unwrap_or("")
+}
+
+/// The pre-tokenizers that are applied in turn.
+fn sequence(pre_tokenizer: &Value) -> Vec<&Value> {
+    match (kind(pre_tokenizer), pre_tokenizer["pretokenizers"].as_array()) {
+        ("Sequence", Some(parts)) => parts.iter().collect(),
+        _ => vec![pre_tokenizer],
+    }
+}
+
+/// The patterns of byte-level byte pairs.
+fn byte_level(pre_tokenizer: &Value) -> Option<WordPattern> {
+    let parts = sequence(pre_tokenizer);
+    let (byte_level, before) = parts.split_last()?;
+    let is_byte_level = kind(byte_level) == "ByteLevel" && byte_level["add_prefix_space"] == false;
+    let has_regex = byte_level.get("use_regex").is_none_or(|value| value == true);
+    match (is_byte_level, has_regex, before) {
+        (true, true, []) => Some(WordPattern::Gpt2),
+        (true, true, [cut]) => (kind(cut) == "Digits" && cut["individual_digits"] == true)
+            .then_some(WordPattern::Gpt2SingleDigits),
+        (true, false, [cut]) => {
+            let isolates = kind(cut) == "Split"
+                && cut["behavior"] == "Isolated"
+                && cut.get("invert").is_none_or(|value| value == false);
+            let pattern = cut["pattern"]["Regex"].as_str().filter(|_| isolates)?;
+            [("{1,3}", 3), ("", 1)].into_iter().find_map(|(quantifier, digits)| {
+                (pattern == CL100K.replace("DIGITS", quantifier))
+                    .then_some(WordPattern::Cl100k { digits })
+            })
+        }
+        _ => None,
+    }
+}
+
+/// Pre-tokenizers that cut at spaces, and elsewhere by the characters between two spaces alone.
+fn between_spaces(pre_tokenizer: &Value) -> Option<WordPattern> {
+    let parts = sequence(pre_tokenizer);
+    let (first, others) = parts.split_first()?;
+    let cuts = match kind(first) {
+        "BertPreTokenizer" | "Whitespace" | "WhitespaceSplit" => true,
+        _ => is_meta_space(first, true, &["always", "never"]),
+    };
+    let is_local = |part: &&Value| match kind(part) {
+        "BertPreTokenizer" | "Whitespace" | "WhitespaceSplit" | "Punctuation" => true,
+        _ => is_meta_space(part, true, &["always", "never"]),
+    };
+    (cuts && others.iter().all(is_local)).then_some(WordPattern::Spaces(&[' ']))
+}
+
+/// Whether this writes spaces as U+2581, puts one in front as one of `schemes` says, and cuts in front of each.
+fn is_meta_space(part: &Value, splits: bool, schemes: &[&str]) -> bool {
+    let scheme = match (part["prepend_scheme"].as_str(), &part["add_prefix_space"]) {
+        (Some(scheme), _) => scheme,
+        (None, Value::Bool(false)) => "never",
+        (None, _) => "always",
+    };
+    kind(part) == "Metaspace"
+        && part["replacement"].as_str() == Some("\u{2581}")
+        && part.get("split").is_none_or(|value| value == true) == splits
+        && schemes.contains(&scheme)
+}
+
+/// Pre-tokenizers that leave the cuts to the vocabulary.
+fn undivided(pre_tokenizer: &Value) -> Option<WordRule> {
+    let is_split = kind(pre_tokenizer) == "Split"
+        && pre_tokenizer["pattern"]["String"] == " "
+        && pre_tokenizer["behavior"] == "MergedWithPrevious";
+    if pre_tokenizer.is_null() || is_split {
+        let pattern = WordPattern::Spaces(&[META_SPACE]);
+        return Some(WordRule { pattern, without_added_tokens: false });
+    }
+    let schemes = ["always", "never", "first"];
+    is_meta_space(pre_tokenizer, false, &schemes).then(|| WordRule {
+        pattern: WordPattern::Spaces(&[' ', META_SPACE]),
+        without_added_tokens: pre_tokenizer["prepend_scheme"] == "first",
+    })
+}
+
+/// Whether tokens may reach over the beginning of a word: byte pairs cannot if no token has a U+2581 behind another
+/// character, since each merge makes a token of the vocabulary.
+fn joins_spaces<'a>(model: &Model, vocab: impl Iterator<Item = &'a String>) -> bool {
+    let mut has_space = false;
+    let joins = |token: &String| {
+        has_space |= token.chars().eq([META_SPACE]);
+        token.trim_start_matches(META_SPACE).contains(META_SPACE)
+    };
+    let depends_on_place =
+        model.continuing_subword_prefix.as_ref().is_some_and(|text| !text.is_empty())
+            || model.end_of_word_suffix.as_ref().is_some_and(|text| !text.is_empty());
+    // Else it would be unknown, and be joined with others that are.
+    let mut vocab = vocab;
+    model.kind.as_deref() != Some("BPE") || depends_on_place || vocab.any(joins) || !has_space
+}

@@ -1,0 +1,150 @@
+//! Tokenizers that are cut at spaces: WordPieces, and SentencePiece's byte pairs and unigrams.
+
+use super::super::{WordPattern, WordRule};
+use serde_json::{Value, json};
+
+const AT_SPACES: WordPattern = WordPattern::Spaces(&[' ']);
+const AT_META_SPACES: WordPattern = WordPattern::Spaces(&['\u{2581}']);
+const AT_BOTH: WordPattern = WordPattern::Spaces(&[' ', '\u{2581}']);
+
+/// Files, and the patterns that are recognized in them.
+pub fn files() -> Vec<(String, WordPattern)> {
+    let prepend = json!({"type": "Prepend", "prepend": "\u{2581}"});
+    let replace = json!({"type": "Replace", "pattern": {"String": " "}, "content": "\u{2581}"});
+    let both = json!({"type": "Sequence", "normalizers": [prepend, replace]});
+    let split = json!({"type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious",
+        "invert": false});
+    let bert = json!({"type": "BertNormalizer", "clean_text": true, "handle_chinese_chars": true,
+        "strip_accents": null, "lowercase": true});
+    let pre_bert = json!({"type": "BertPreTokenizer"});
+    let in_turn = json!({"type": "Sequence", "pretokenizers": [
+        {"type": "WhitespaceSplit"}, {"type": "Punctuation", "behavior": "Isolated"}, meta_space("always", true)]});
+    let nfkc = json!({"type": "NFKC"});
+    [
+        (both, Value::Null, byte_pairs(true), AT_META_SPACES),
+        (replace.clone(), split, byte_pairs(false), AT_META_SPACES),
+        (Value::Null, meta_space("first", false), byte_pairs(true), AT_BOTH),
+        (Value::Null, meta_space("always", false), byte_pairs(false), AT_BOTH),
+        (nfkc.clone(), meta_space("always", true), unigrams(), AT_SPACES),
+        (nfkc, meta_space("never", true), unigrams(), AT_SPACES),
+        (Value::Null, in_turn, unigrams(), AT_SPACES),
+        (bert.clone(), pre_bert, word_pieces(), AT_SPACES),
+        (bert, json!({"type": "Whitespace"}), word_pieces(), AT_SPACES),
+    ]
+    .into_iter()
+    .map(|(normalizer, pre_tokenizer, model, pattern)| {
+        (file(normalizer, pre_tokenizer, model), pattern)
+    })
+    .collect()
+}
+
+fn file(normalizer: Value, pre_tokenizer: Value, model: Value) -> String {
+    let added = |id: u32, content: &str, strip: bool| {
+        json!({"id": id, "content": content, "single_word": false, "lstrip": strip, "rstrip": strip,
+            "normalized": false, "special": true})
+    };
+    json!({
+        "version": "1.0", "truncation": null, "padding": null, "normalizer": normalizer,
+        "added_tokens": [added(100, "<a>", false), added(101, "<b>", true)],
+        "pre_tokenizer": pre_tokenizer, "post_processor": null, "decoder": null, "model": model
+    })
+    .to_string()
+}
+
+fn meta_space(scheme: &str, split: bool) -> Value {
+    json!({"type": "Metaspace", "replacement": "\u{2581}", "prepend_scheme": scheme, "split": split})
+}
+
+/// Byte pairs with tokens of several spaces; characters beyond the vocabulary are unknown, or their bytes.
+fn byte_pairs(byte_fallback: bool) -> Value {
+    let mut tokens: Vec<String> = [
+        "<unk>",
+        "\u{2581}",
+        "a",
+        "w",
+        "o",
+        "r",
+        "d",
+        ".",
+        "\n",
+        "1",
+        "\u{2581}a",
+        "wo",
+        "rd",
+        "word",
+        "\u{2581}word",
+        "\u{2581}\u{2581}",
+        "\u{2581}\u{2581}\u{2581}\u{2581}",
+        ".\n",
+    ]
+    .map(String::from)
+    .to_vec();
+    if byte_fallback {
+        tokens.extend((0..256).map(|byte| format!("<0x{byte:02X}>")));
+    }
+    // Ids behind those of the added tokens.
+    let vocab: serde_json::Map<String, Value> =
+        tokens.into_iter().zip(200..).map(|(token, id)| (token, id.into())).collect();
+    let merges = [
+        "w o",
+        "r d",
+        "wo rd",
+        "\u{2581} word",
+        "\u{2581} a",
+        "\u{2581} \u{2581}",
+        "\u{2581}\u{2581} \u{2581}\u{2581}",
+        ". \n",
+    ];
+    json!({"type": "BPE", "dropout": null, "unk_token": "<unk>", "continuing_subword_prefix": null,
+        "end_of_word_suffix": null, "fuse_unk": true, "byte_fallback": byte_fallback, "vocab": vocab,
+        "merges": merges})
+}
+
+fn unigrams() -> Value {
+    let scores = [
+        ("<unk>", 0.0),
+        ("\u{2581}", -2.0),
+        ("\u{2581}word", -3.0),
+        ("word", -4.0),
+        ("a", -3.0),
+        ("\u{2581}a", -2.5),
+        (".", -3.5),
+        ("...", -4.0),
+        ("1", -5.0),
+        ("42", -6.0),
+        ("\u{e9}", -7.0),
+        ("w", -8.0),
+        ("o", -8.0),
+    ];
+    json!({"type": "Unigram", "unk_id": 0, "vocab": scores, "byte_fallback": false})
+}
+
+fn word_pieces() -> Value {
+    let tokens = [
+        "[UNK]", "a", "##a", "word", "##word", "s", "##s", "'", ".", "_", "1", "##1", "42", "e",
+        "##e", "z",
+    ];
+    let vocab: serde_json::Map<String, Value> = tokens
+        .iter()
+        .zip(0..)
+        .map(|(token, id): (_, u32)| (token.to_string(), id.into()))
+        .collect();
+    json!({"type": "WordPiece", "unk_token": "[UNK]", "continuing_subword_prefix": "##",
+        "max_input_chars_per_word": 100, "vocab": vocab})
+}
+
+#[test]
+fn a_vocabulary_that_joins_words_is_left_to_the_crate() {
+    let rule = |vocab: &[&str], model: Value| {
+        let vocab: Vec<String> = vocab.iter().map(|token| token.to_string()).collect();
+        let json = json!({"pre_tokenizer": null, "model": model}).to_string();
+        WordRule::of_tokenizer(&json, vocab.iter()).is_some()
+    };
+    let byte_pairs = json!({"type": "BPE"});
+    assert!(rule(&["\u{2581}", "\u{2581}\u{2581}a"], byte_pairs.clone()));
+    assert!(!rule(&["\u{2581}", "a\u{2581}"], byte_pairs.clone()));
+    assert!(!rule(&["a", "\u{2581}a"], byte_pairs));
+    assert!(!rule(&["\u{2581}"], json!({"type": "BPE", "dropout": 0.1})));
+    assert!(!rule(&["\u{2581}"], json!({"type": "BPE", "end_of_word_suffix": "</w>"})));
+    assert!(!rule(&["\u{2581}"], json!({"type": "Unigram"})));
+}
