@@ -168,7 +168,7 @@ mod tests {
         let articles = RaceArticle::parse(text.as_bytes()).unwrap();
         assert_eq!(articles.len(), 2);
         let RaceArticle { text, questions } = &articles[0];
-        assert_eq!(text, "One two. . Three");
+        assert_eq!(text, "One two.. Three");
         assert_eq!(questions[0].choices, ["A x b x", "A y b y", "A z b z", "A w b w"]);
         assert_eq!(questions[1].choices, ["Why? p", "Why? q ", "Why? r", "Why? s"]);
         assert_eq!((questions[0].answer, questions[1].answer), (1, 3));

@@ -260,7 +260,7 @@ mod tests {
         let batch = Race::new(&articles, &Tokenizer::Byte, 512).unwrap().batch(0, 1).unwrap();
         let kept = rows(&batch).iter().map(|(row, _)| row.matches('q').count()).collect::<Vec<_>>();
         assert_eq!(kept, [1, 128, 128, 128]);
-        assert_eq!(batch.key_lengths(), Some(&[503, 512, 512, 512][..]));
+        assert_eq!(batch.key_lengths(), Some(&[504, 512, 512, 512][..]));
     }
 
     #[test]
