@@ -131,7 +131,7 @@ impl BlendedDataset {
     /// Opens sets of prompts and completions for [`PackedSampler`](crate::PackedSampler). They are divided by pairs.
     ///
     /// # Errors
-    /// As [`BlendedDataset::open`]; a set with a document that is no pair of sequences.
+    /// Errors of [`BlendedDataset::open`]; a set with a document that is no pair of sequences.
     pub fn open_pairs(config: &BlendConfig, vocab_size: usize) -> Result<BlendedDataset> {
         BlendedDataset::open_in(Unit::Pair, config, vocab_size)
     }

@@ -24,7 +24,7 @@ impl PackedSampler {
     /// and sequences are drawn from them by weight.
     ///
     /// # Errors
-    /// As [`PackedSamples::new`].
+    /// Errors of [`PackedSamples::new`].
     pub fn new(blend: &Blend, config: &PackingConfig, seed: u64) -> Result<PackedSampler> {
         let weights = blend.weights().filter(|_| blend.num_sets() > 1);
         let order = weights.map(|weights| BlendOrder::new(normalized(&normalized(weights))));

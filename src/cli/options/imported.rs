@@ -31,11 +31,11 @@ const PRETRAINED: &str = "--pretrained-checkpoint";
 /// The weights with which a run begins.
 #[derive(Debug, Clone)]
 pub enum Imported {
-    /// Those of a Hugging Face folder, which goes on being trained.
+    /// The weights of a Hugging Face folder, which goes on being trained.
     Folder(PathBuf),
-    /// Those of a Hugging Face folder that gets a new head.
+    /// The weights of a Hugging Face folder that gets a new head.
     PretrainedFolder(PathBuf),
-    /// Those of a checkpoint that gets a new head, by its own folder.
+    /// The weights of a checkpoint that gets a new head, by its own folder.
     PretrainedCheckpoint(PathBuf),
 }
 

@@ -7,7 +7,7 @@ use serde_json::Value;
 /// SentencePiece's character for a space.
 const META_SPACE: char = '\u{2581}';
 
-/// How the words of a tokenizer can be cut.
+/// The way to cut the words of a tokenizer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WordRule {
     pub pattern: WordPattern,

@@ -11,6 +11,7 @@ use crate::io::weight_source::WeightSource;
 /// The weights that a model shares with the one of a checkpoint.
 pub(crate) struct PretrainedWeights<'a> {
     checkpoint: &'a Checkpoint,
+    reader: CheckpointReader<'a>,
     /// Parameters that the checkpoint has not.
     fresh: BTreeSet<String>,
 }
@@ -31,7 +32,8 @@ impl Checkpoint {
         self.check_names(names.iter().map(String::as_str).chain(stray))?;
         let absent = names.iter().filter(|name| !self.index.tensors.contains_key(*name));
         let fresh = absent.filter(|name| of_head(name)).cloned().collect();
-        Ok(PretrainedWeights { checkpoint: self, fresh })
+        let reader = CheckpointReader::new(&self.folder);
+        Ok(PretrainedWeights { checkpoint: self, reader, fresh })
     }
 }
 
@@ -40,8 +42,9 @@ impl WeightSource for PretrainedWeights<'_> {
         if self.fresh.contains(name) {
             return Ok(());
         }
-        let record = self.checkpoint.find_weight(name, place, target.dtype())?;
-        CheckpointReader::new(&self.checkpoint.folder).read(record, place, target)
+        let checkpoint = self.checkpoint;
+        let record = checkpoint.find_weight(name, place, target.dtype())?;
+        self.reader.read(record, place, target)
     }
 
     fn fresh(&self) -> Vec<String> {

@@ -183,7 +183,7 @@ impl Bert {
     /// whole model with [`BertConfig::num_choices`].
     ///
     /// # Errors
-    /// As [`Bert::forward`]; a model with the heads of pre-training.
+    /// Errors of [`Bert::forward`]; a model with the heads of pre-training.
     pub fn choice_logits(&self, ctx: &Context, tokens: &Tensor, segments: &Tensor) -> Result<Var> {
         let x = self.run_blocks(ctx, self.embed(ctx, tokens, segments)?)?; // (B x choices, T, C)
         self.multiple_choice()?.logits(ctx, &x)

@@ -153,7 +153,7 @@ pub fn weights(folder: &Path, config: &BertConfig) -> Result<FolderWeights> {
 /// be there.
 ///
 /// # Errors
-/// As [`weights`].
+/// Errors of [`weights`].
 pub fn pretrained_weights(folder: &Path, config: &BertConfig) -> Result<FolderWeights> {
     open_weights(folder, config, &["multichoice_head.", "pooler."])
 }
