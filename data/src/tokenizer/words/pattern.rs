@@ -4,12 +4,13 @@
 //! |---|---|
 //! | GPT-2's | GPT-2, GPT-NeoX; SmolLM, which cuts digits off first |
 //! | cl100k's | OpenAI's cl100k and Llama 3, with up to three digits in a word; Qwen 2 and 3, with one |
+//! | o200k's | OpenAI's o200k and gpt-oss, Llama 4 |
 //! | spaces | BERT, T5, Llama 2, Gemma |
 //!
 //! The regular expressions are facts about the tokenizers; the tests compare the scanner with a regex engine.
 
 use super::char_class::CharClass::{Letter, Number, Other, Space};
-use super::char_class::{CharClass, CharClasses};
+use super::char_class::{CharClass, CharTable, LetterCase};
 use ferrotron_tensor::Result;
 
 /// The pattern of `ByteLevel` in Hugging Face's tokenizers.
@@ -20,6 +21,9 @@ pub const GPT2: &str =
 /// The pattern of Llama 3 and Qwen 2, with `DIGITS` in place of `{1,3}` or nothing.
 pub const CL100K: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}DIGITS| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
+/// The pattern of gpt-oss and Llama 4.
+pub const O200K: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+
 /// A known way to cut text into words.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WordPattern {
@@ -29,6 +33,8 @@ pub enum WordPattern {
     Gpt2SingleDigits,
     /// cl100k's pattern, with so many digits in a word.
     Cl100k { digits: usize },
+    /// o200k's pattern.
+    O200k,
     /// In front of one of these characters behind another one.
     Spaces(&'static [char]),
 }
@@ -43,11 +49,15 @@ impl WordPattern {
         text: &str,
         mut take: impl FnMut(&str) -> Result<()>,
     ) -> Result<()> {
-        let scanner = Scanner { text, classes: CharClasses::new() };
+        let scanner = Scanner { text, classes: CharTable::classes() };
         match self {
             WordPattern::Gpt2 => scanner.try_for_each(Scanner::gpt2_word, take),
             WordPattern::Cl100k { digits } => {
                 scanner.try_for_each(|scanner, at| scanner.cl100k_word(at, digits), take)
+            }
+            WordPattern::O200k => {
+                let cases = CharTable::cases();
+                scanner.try_for_each(|scanner, at| scanner.o200k_word(at, cases), take)
             }
             WordPattern::Spaces(spaces) => {
                 let mut rest = text;
@@ -79,7 +89,7 @@ impl WordPattern {
 #[derive(Clone, Copy)]
 struct Scanner<'a> {
     text: &'a str,
-    classes: CharClasses,
+    classes: CharTable<CharClass>,
 }
 
 impl Scanner<'_> {
@@ -124,22 +134,83 @@ impl Scanner<'_> {
             return self.run(Letter, at + len);
         }
         if class == Number {
-            let mut end = at + len;
-            for _ in 1..digits {
-                match self.class(end) {
-                    Some((Number, len)) => end += len,
-                    _ => break,
-                }
-            }
-            return end;
+            return self.number(at + len, digits);
         }
         if !is_line_end && let Some((Letter, letter)) = self.class(at + len) {
             return self.run(Letter, at + len + letter);
         }
+        self.between_words(at, b"\r\n")
+    }
+
+    #[inline]
+    fn o200k_word(self, at: usize, cases: CharTable<LetterCase>) -> usize {
+        let Some((class, len)) = self.class(at) else { return at };
+        if class == Number {
+            return self.number(at + len, 3);
+        }
+        let letters = |at: usize| {
+            let (cased, upper) = self.cased(at, cases);
+            (cased > at).then_some(cased).ok_or(upper)
+        };
+        // One character may stand in front of the letters. A mark is also a letter here.
+        let has_front = class != Letter && !matches!(self.byte(at), Some(b'\r' | b'\n'));
+        let front = if has_front { letters(at + len) } else { Err(at + len) };
+        let end = front.or_else(|upper_behind| {
+            letters(at).or_else(|upper| match has_front && upper_behind > at + len {
+                true => Ok(upper_behind),
+                false => (upper > at).then_some(upper).ok_or(()),
+            })
+        });
+        match end {
+            Ok(end) if self.byte(end) == Some(b'\'') => self.contraction(end, true).unwrap_or(end),
+            Ok(end) => end,
+            Err(()) => self.between_words(at, b"\r\n/"),
+        }
+    }
+
+    /// Letters from `at` on: the end of capitals with small letters behind them, or `at`; and the end of the capitals.
+    ///
+    /// Letters without case are both, so the last of them ends a word of capitals that no small letter follows.
+    #[inline]
+    fn cased(self, at: usize, cases: CharTable<LetterCase>) -> (usize, usize) {
+        let (mut end, mut last_of_both) = (at, at);
+        let mut case = cases.at(self.text, end);
+        while let Some((LetterCase::Upper | LetterCase::Both, len)) = case {
+            end += len;
+            if matches!(case, Some((LetterCase::Both, _))) {
+                last_of_both = end;
+            }
+            case = cases.at(self.text, end);
+        }
+        if !matches!(case, Some((LetterCase::Lower, _))) {
+            return (last_of_both, end);
+        }
+        let mut behind = end;
+        while let Some((LetterCase::Lower | LetterCase::Both, len)) = cases.at(self.text, behind) {
+            behind += len;
+        }
+        (behind, end)
+    }
+
+    /// The end of a number whose first digit ends at `end`.
+    #[inline]
+    fn number(self, mut end: usize, digits: usize) -> usize {
+        for _ in 1..digits {
+            match self.class(end) {
+                Some((Number, len)) => end += len,
+                _ => break,
+            }
+        }
+        end
+    }
+
+    /// The end of other characters, with those of `last` that follow them, or of white space.
+    #[inline]
+    fn between_words(self, at: usize, last: &[u8]) -> usize {
         match self.behind_space(at) {
             (Other, first, len) => {
                 let mut end = self.run(Other, first + len);
-                while matches!(self.byte(end), Some(b'\r' | b'\n')) {
+                while self.byte(end).is_some_and(|byte| last.contains(&byte)) {
                     end += 1;
                 }
                 end

@@ -1,6 +1,6 @@
 //! Recognizes in a `tokenizer.json` how its words can be cut.
 
-use super::pattern::{CL100K, WordPattern};
+use super::pattern::{CL100K, O200K, WordPattern};
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -79,6 +79,9 @@ fn byte_level(pre_tokenizer: &Value) -> Option<WordPattern> {
                 && cut["behavior"] == "Isolated"
                 && cut.get("invert").is_none_or(|value| value == false);
             let pattern = cut["pattern"]["Regex"].as_str().filter(|_| isolates)?;
+            if pattern == O200K {
+                return Some(WordPattern::O200k);
+            }
             [("{1,3}", 3), ("", 1)].into_iter().find_map(|(quantifier, digits)| {
                 (pattern == CL100K.replace("DIGITS", quantifier))
                     .then_some(WordPattern::Cl100k { digits })

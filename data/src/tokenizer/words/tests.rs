@@ -3,19 +3,20 @@
 mod spaces;
 
 use super::super::Tokenizer;
-use super::pattern::{CL100K, GPT2};
+use super::pattern::{CL100K, GPT2, O200K};
 use super::*;
 use fancy_regex::Regex;
 use proptest::prelude::*;
 use std::sync::LazyLock;
 
 /// Each pattern with its regular expression.
-static PATTERNS: LazyLock<[(WordPattern, Regex); 3]> = LazyLock::new(|| {
+static PATTERNS: LazyLock<[(WordPattern, Regex); 4]> = LazyLock::new(|| {
     let cl100k = |quantifier| Regex::new(&CL100K.replace("DIGITS", quantifier)).unwrap();
     [
         (WordPattern::Gpt2, Regex::new(GPT2).unwrap()),
         (WordPattern::Cl100k { digits: 3 }, cl100k("{1,3}")),
         (WordPattern::Cl100k { digits: 1 }, cl100k("")),
+        (WordPattern::O200k, Regex::new(O200K).unwrap()),
     ]
 });
 
@@ -68,6 +69,11 @@ fn text() -> impl Strategy<Value = String> {
         "\u{2028}",
         "a",
         "Z",
+        "ABC",
+        "CamelCase",
+        "\u{1c5}",
+        "\u{2b0}",
+        "/",
         "word",
         "\u{e9}",
         "e\u{301}",
@@ -165,9 +171,12 @@ fn sequence(first: serde_json::Value, use_regex: bool) -> serde_json::Value {
     serde_json::json!({"type": "Sequence", "pretokenizers": [first, byte_level(use_regex)]})
 }
 
-fn split(quantifier: &str) -> serde_json::Value {
-    serde_json::json!({"type": "Split", "behavior": "Isolated", "invert": false,
-        "pattern": {"Regex": CL100K.replace("DIGITS", quantifier)}})
+fn split(pattern: &str) -> serde_json::Value {
+    serde_json::json!({"type": "Split", "behavior": "Isolated", "invert": false, "pattern": {"Regex": pattern}})
+}
+
+fn cl100k(quantifier: &str) -> serde_json::Value {
+    split(&CL100K.replace("DIGITS", quantifier))
 }
 
 /// Tokenizers with each of the patterns, beside the crate's own.
@@ -177,8 +186,9 @@ static FILES: LazyLock<Vec<(Tokenizer, tokenizers::Tokenizer)>> = LazyLock::new(
         (hugging_face(byte_level(true), ""), WordPattern::Gpt2),
         (hugging_face(byte_level(true), "NFC"), WordPattern::Gpt2),
         (hugging_face(sequence(digits, true), ""), WordPattern::Gpt2SingleDigits),
-        (hugging_face(sequence(split("{1,3}"), false), ""), WordPattern::Cl100k { digits: 3 }),
-        (hugging_face(sequence(split(""), false), "NFC"), WordPattern::Cl100k { digits: 1 }),
+        (hugging_face(sequence(cl100k("{1,3}"), false), ""), WordPattern::Cl100k { digits: 3 }),
+        (hugging_face(sequence(cl100k(""), false), "NFC"), WordPattern::Cl100k { digits: 1 }),
+        (hugging_face(sequence(split(O200K), false), ""), WordPattern::O200k),
     ];
     let by_spaces = spaces::files();
     let files = files.into_iter().chain(by_spaces);
@@ -236,7 +246,7 @@ fn other_ways_to_cut_words_are_left_to_the_crate() {
     let with_prefix = serde_json::json!({"type": "ByteLevel", "add_prefix_space": true});
     let removed = serde_json::json!({"type": "Split", "behavior": "Removed", "invert": false,
         "pattern": {"Regex": CL100K.replace("DIGITS", "{1,3}")}});
-    let of_pairs = sequence(split("{1,2}"), false);
+    let of_pairs = sequence(cl100k("{1,2}"), false);
     for pre_tokenizer in [
         with_prefix,
         sequence(removed, false),
