@@ -1,13 +1,14 @@
 //! Signals that ask a run to end: before its first step at once, later behind the step and a checkpoint.
 
 use ferrotron::models::stop::StopFlag;
-use ferrotron::parallel::launch::{INTERRUPTED, SignalFlags, stop_signals};
+use ferrotron::parallel::launch::{INTERRUPTED, SAME_INTERRUPT, SignalFlags, stop_signals};
 use ferrotron::{Error, Result};
 use signal_hook::consts::{SIGHUP, SIGINT};
-use signal_hook::flag;
+use signal_hook::{flag, low_level};
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::SeqCst;
+use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::time::Instant;
 
 use super::terminal;
 
@@ -37,13 +38,12 @@ impl ExitSignals {
         Ok(ExitSignals { numbers, is_loading })
     }
 
-    /// Returns a flag that the signals set from here on. A second Ctrl-C ends the process at once. A second SIGTERM does
-    /// not: some send it to a job's processes and to their parents, who pass it on.
+    /// Returns a flag that the signals set from here on. A Ctrl-C behind another signal, or [`SAME_INTERRUPT`] after the
+    /// first Ctrl-C or later, ends the process at once. A second SIGTERM does not: some send it to a job's processes and
+    /// to their parents, who pass it on.
     pub fn stop_flag(&self) -> Result<StopFlag> {
         let stop = Arc::new(AtomicBool::new(false));
-        let code = i32::from(INTERRUPTED);
-        let second = flag::register_conditional_shutdown(SIGINT, code, stop.clone());
-        second.map_err(unhandled)?;
+        exit_at_second_request(stop.clone())?;
         for &signal in &self.numbers {
             set_at(signal, &stop)?;
         }
@@ -60,6 +60,24 @@ impl ExitSignals {
         self.is_loading.store(false, SeqCst);
         Ok(flags)
     }
+}
+
+/// Ends the process at a Ctrl-C behind another signal, or [`SAME_INTERRUPT`] after the first Ctrl-C or later.
+fn exit_at_second_request(stop: Arc<AtomicBool>) -> Result<()> {
+    let start = Instant::now();
+    let until = AtomicU64::new(0); // milliseconds since `start` up to which Ctrl-C is the first one
+    let on_interrupt = move || {
+        let now = start.elapsed().as_millis() as u64;
+        if !stop.load(SeqCst) {
+            until.store(now + SAME_INTERRUPT.as_millis() as u64, SeqCst);
+        } else if now >= until.load(SeqCst) {
+            low_level::exit(i32::from(INTERRUPTED));
+        }
+    };
+    // SAFETY: the action reads the clock, accesses atomic numbers and calls `_exit`, which signal handlers may do; it
+    // neither allocates nor locks.
+    let registered = unsafe { low_level::register(SIGINT, on_interrupt) };
+    registered.map(drop).map_err(unhandled)
 }
 
 fn set_at(signal: i32, flag: &Arc<AtomicBool>) -> Result<()> {

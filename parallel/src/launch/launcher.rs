@@ -17,7 +17,7 @@ use super::lines::Lines;
 use super::rank_process::{RankProcess, describe};
 use super::signals::SignalFlags;
 use super::stopped_ranks::StoppedRanks;
-use super::{COMMUNICATION_FAILED, INTERRUPTED, JOB_SECRET};
+use super::{COMMUNICATION_FAILED, INTERRUPTED, JOB_SECRET, SAME_INTERRUPT};
 use crate::descriptors;
 
 /// Pause between looks at the ranks.
@@ -199,19 +199,28 @@ struct Stop {
     asked: Instant,
     /// Time after which the remaining ranks are killed.
     within: Duration,
+    /// The time of the first Ctrl-C.
+    interrupted: Option<Instant>,
 }
 
 impl Stop {
     /// The request that results from a signal, after an earlier one or as the first.
     fn by(signal: Signal, before: Option<Stop>, timeout: Duration) -> Stop {
+        let now = Instant::now();
+        let interrupted = (signal == Signal::INT).then_some(now);
         match before {
-            None => Stop { asked: Instant::now(), within: timeout },
+            None => Stop { asked: now, within: timeout, interrupted },
             // A second Ctrl-C does not wait. A second SIGTERM may be the first one, sent by two.
-            Some(Stop { asked, within }) if signal == Signal::INT => {
-                Stop { asked, within: within.min(asked.elapsed() + KILL_AFTER) }
+            Some(stop) if interrupted.is_some() && !stop.was_just_interrupted() => {
+                let within = stop.within.min(stop.asked.elapsed() + KILL_AFTER);
+                Stop { within, interrupted, ..stop }
             }
             Some(stop) => stop,
         }
+    }
+
+    fn was_just_interrupted(&self) -> bool {
+        self.interrupted.is_some_and(|first| first.elapsed() < SAME_INTERRUPT)
     }
 
     fn is_over(&self) -> bool {

@@ -24,6 +24,8 @@ pub use environment::RankEnvironment;
 pub use launcher::{JobEnd, LaunchConfig, launch};
 pub use signals::{SignalFlags, stop_signals};
 
+use std::time::Duration;
+
 /// The environment variable that holds the job's secret.
 pub const JOB_SECRET: &str = "FERROTRON_JOB_SECRET";
 
@@ -33,3 +35,7 @@ pub const COMMUNICATION_FAILED: u8 = 3;
 
 /// Exit code of a process that was asked to stop and has, as shells report SIGINT.
 pub const INTERRUPTED: u8 = 130;
+
+/// Time behind a first Ctrl-C within which another one is the same request: `timeout -s INT` sends SIGINT to its child and
+/// again to the process group.
+pub const SAME_INTERRUPT: Duration = Duration::from_secs(1);
