@@ -200,6 +200,18 @@ impl Dataset {
         Ok(Dataset { train, validation: Some(validation) })
     }
 
+    /// Opens each path of [`DataConfig::validation_data`] as a stream of its own, in this order.
+    ///
+    /// # Errors
+    /// A folder without data; a path with empty files alone; those of [`TokenSource::open`].
+    pub fn validation_sets(config: &DataConfig, tokenizer: &Tokenizer) -> Result<Vec<TokenSource>> {
+        let open = |path: &PathBuf| {
+            let files = if path.is_dir() { folder(path)? } else { vec![path.clone()] };
+            TokenSource::open(&without_empty(files)?, tokenizer)
+        };
+        config.validation_data.iter().map(open).collect()
+    }
+
     /// Tokenizes `text` and holds out what `split` says.
     ///
     /// # Errors

@@ -88,6 +88,14 @@ impl<S: Samples> Samples for DocumentSamples<S> {
     fn prefetch(&self, batches: &[(u64, usize)]) {
         self.samples.prefetch(batches);
     }
+
+    fn order_state(&self, sample: u64) -> Option<Vec<u64>> {
+        self.samples.order_state(sample)
+    }
+
+    fn resume_order(&self, state: &[u64]) {
+        self.samples.resume_order(state);
+    }
 }
 
 /// Positions that count from 0 in each document.
@@ -136,5 +144,10 @@ impl<S: FiniteSamples> FiniteSamples for DocumentSamples<S> {
 
     fn has_blank_samples(&self) -> bool {
         self.samples.has_blank_samples()
+    }
+
+    fn of_evaluation(&self, number: u64) -> Option<Box<dyn FiniteSamples + '_>> {
+        let samples = self.samples.of_evaluation(number)?;
+        Some(Box::new(DocumentSamples::new(samples, self.config)))
     }
 }

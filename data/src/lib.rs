@@ -62,7 +62,7 @@ pub mod tokenizer;
 mod validation;
 
 pub use batch::{ArrayElement, ArrayValues, Batch, BatchArray, IGNORE, TokenBatch, num_valid};
-pub use blend::{Blend, BlendConfig, BlendPaths, BlendedDataset};
+pub use blend::{Blend, BlendConfig, BlendPaths, BlendedDataset, distinct_names};
 pub use choice_batch::ChoiceBatch;
 pub use dataset::{DataConfig, Dataset};
 pub use document_samples::{DocumentConfig, DocumentSamples};
@@ -70,7 +70,9 @@ pub use documents::Documents;
 pub use fingerprint::{DataChange, DataFingerprint, DataOrigin, tokens_in_words};
 pub use generated::GeneratedSamples;
 pub use indexed_dataset::{BuilderState, IndexedDataset, IndexedDatasetBuilder};
-pub use megatron_order::{MegatronOrderConfig, MegatronSampler};
+pub use megatron_order::{
+    MegatronOrderConfig, MegatronSampler, MegatronValidation, MegatronValidationConfig,
+};
 pub use packing::{
     LongSamples, PackedSampler, PackedSamples, PackingAlgorithm, PackingConfig, PackingReport,
 };

@@ -140,6 +140,14 @@ impl Samples for Prefetch {
         self.samples.batch(first_sample, micro_batch)
     }
 
+    fn order_state(&self, sample: u64) -> Option<Vec<u64>> {
+        self.samples.order_state(sample)
+    }
+
+    fn resume_order(&self, state: &[u64]) {
+        self.samples.resume_order(state);
+    }
+
     fn seq_length(&self) -> usize {
         self.samples.seq_length()
     }

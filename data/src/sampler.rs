@@ -31,6 +31,14 @@ pub trait Samples: Send + Sync {
     /// Announces the batches that come next, each as its first sample and its number of samples, and that those announced
     /// before do not. Samples that are read by the caller ignore it.
     fn prefetch(&self, _batches: &[(u64, usize)]) {}
+
+    /// What a run that resumes at `sample` finds its place by, if that takes long otherwise: for [`Samples::resume_order`].
+    fn order_state(&self, _sample: u64) -> Option<Vec<u64>> {
+        None
+    }
+
+    /// Takes the state that [`Samples::order_state`] gave. Samples do not depend on it: a state of another order is ignored.
+    fn resume_order(&self, _state: &[u64]) {}
 }
 
 impl<S: Samples + ?Sized> Samples for Arc<S> {
@@ -44,6 +52,14 @@ impl<S: Samples + ?Sized> Samples for Arc<S> {
 
     fn prefetch(&self, batches: &[(u64, usize)]) {
         (**self).prefetch(batches);
+    }
+
+    fn order_state(&self, sample: u64) -> Option<Vec<u64>> {
+        (**self).order_state(sample)
+    }
+
+    fn resume_order(&self, state: &[u64]) {
+        (**self).resume_order(state);
     }
 }
 
@@ -59,6 +75,50 @@ impl<S: Samples + ?Sized> Samples for Box<S> {
     fn prefetch(&self, batches: &[(u64, usize)]) {
         (**self).prefetch(batches);
     }
+
+    fn order_state(&self, sample: u64) -> Option<Vec<u64>> {
+        (**self).order_state(sample)
+    }
+
+    fn resume_order(&self, state: &[u64]) {
+        (**self).resume_order(state);
+    }
+}
+
+impl<S: Samples + ?Sized> Samples for &S {
+    fn batch(&self, first_sample: u64, micro_batch: usize) -> Result<Batch> {
+        (**self).batch(first_sample, micro_batch)
+    }
+
+    fn seq_length(&self) -> usize {
+        (**self).seq_length()
+    }
+
+    fn prefetch(&self, batches: &[(u64, usize)]) {
+        (**self).prefetch(batches);
+    }
+
+    fn order_state(&self, sample: u64) -> Option<Vec<u64>> {
+        (**self).order_state(sample)
+    }
+
+    fn resume_order(&self, state: &[u64]) {
+        (**self).resume_order(state);
+    }
+}
+
+impl<S: FiniteSamples + ?Sized> FiniteSamples for &S {
+    fn len(&self) -> u64 {
+        (**self).len()
+    }
+
+    fn has_blank_samples(&self) -> bool {
+        (**self).has_blank_samples()
+    }
+
+    fn of_evaluation(&self, number: u64) -> Option<Box<dyn FiniteSamples + '_>> {
+        (**self).of_evaluation(number)
+    }
 }
 
 impl<S: FiniteSamples + ?Sized> FiniteSamples for Box<S> {
@@ -68,6 +128,10 @@ impl<S: FiniteSamples + ?Sized> FiniteSamples for Box<S> {
 
     fn has_blank_samples(&self) -> bool {
         (**self).has_blank_samples()
+    }
+
+    fn of_evaluation(&self, number: u64) -> Option<Box<dyn FiniteSamples + '_>> {
+        (**self).of_evaluation(number)
     }
 }
 
@@ -80,6 +144,11 @@ pub trait FiniteSamples: Samples {
     /// reach there.
     fn has_blank_samples(&self) -> bool {
         true
+    }
+
+    /// The samples of a run's evaluation `number`, counted from 0, if evaluations have samples of their own.
+    fn of_evaluation(&self, _number: u64) -> Option<Box<dyn FiniteSamples + '_>> {
+        None
     }
 
     /// Whether there are no samples.

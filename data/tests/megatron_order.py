@@ -113,3 +113,32 @@ for sets, weights, samples in [
     ([a, b, c], None, 900),
 ]:
     print(crc32(np.concatenate(run(sets, weights, samples)).astype(np.uint32)))
+
+
+def held_out(sequences, first, seq_length, samples, shares, part):
+    """The same of the validation (1) or test part (2) of a set divided by `shares`."""
+    ends = np.cumsum(np.array(shares, dtype=np.float64) / np.sum(shares))
+    bounds = [0] + [int(round(end * float(sequences))) for end in ends]
+    ids = np.arange(bounds[part], bounds[part + 1])
+    all_lengths = np.arange(0, sequences) * 31 % 41
+    offsets = first + np.concatenate(([0], np.cumsum(all_lengths)))
+    order, starts, shuffle = indices(all_lengths[ids], ids, seq_length, samples, 1234)
+    stream = np.concatenate([np.arange(offsets[i], offsets[i] + all_lengths[i]) for i in order])
+    begins = np.concatenate(([0], np.cumsum(all_lengths[order])))
+    places = [begins[position] + offset for position, offset in starts[:-1][shuffle]]
+    return [stream[place : place + seq_length] for place in places]
+
+
+# A run of 10 steps with an evaluation every 4 steps over 3 batches of 4 samples: 3 x (10 // 4 + 1) x 4 samples.
+shares = [700.0, 250.0, 50.0]
+total, each = 3 * (10 // 4 + 1) * 4, 3 * 4
+one = held_out(*a, 16, total, shares, 1)
+ceil = lambda x: int(np.ceil(x))
+weights = normalize([30.0, 70.0])
+counts = [ceil(ceil(total * weight) * (1 + 0.005)) for weight in weights]
+rows = [held_out(*each_set, 16, count, shares, 1) for each_set, count in zip([a, b], counts)]
+two = [rows[chosen][number] for chosen, number in zip(*blend(normalize(weights), total))]
+# A part of two sequences that is shorter than a sample is read several times within one.
+short = held_out(*(20, 0), 64, total, [18.0, 2.0, 0.0], 1)
+for samples in (one, two, short):
+    print(*(crc32(np.concatenate(samples[k * each : (k + 1) * each]).astype(np.uint32)) for k in range(3)))

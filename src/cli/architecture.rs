@@ -1,114 +1,25 @@
 //! Adapts each model to the command line: its configuration by options, its data, its report.
 
 use ferrotron::models::bert::Bert;
-use ferrotron::models::data::{
-    Blend, BlendedDataset, Dataset, DocumentConfig, DocumentSamples, FiniteSamples,
-    MegatronOrderConfig, MegatronSampler, PackedSampler, PackedSamples, PackingAlgorithm,
-    PackingConfig, PackingReport, Prefetch, Samples, TokenSource,
-};
+use ferrotron::models::data::tasks::WikiTextConfig;
 use ferrotron::models::gpt::Gpt;
 use ferrotron::models::hugging_face::{self, FolderWeights};
-use ferrotron::models::run::{RunConfig, RunData, RunResult};
+use ferrotron::models::run::{EvaluationTask, RunConfig, RunResult};
 use ferrotron::models::stop::StopFlag;
 use ferrotron::models::support::ModelSizes;
 use ferrotron::models::tokenizer::Tokenizer;
 use ferrotron::models::traffic::{StepTraffic, expected_traffic};
 use ferrotron::models::trainer::{Model, Trainer};
 use ferrotron::{Error, Result};
-use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::path::Path;
 
-use super::args::data::{DataOrder, DataSource};
+use super::args::data::DataSource;
 use super::args::train::TrainArgs;
 use super::bert_input::{self, BertInput};
-use super::{closing_report, corpus};
-
-/// The opened data of a run.
-pub struct RunInput {
-    /// The tokens for training and validation, one after another.
-    pub dataset: Dataset,
-    /// The samples of a BERT, if the model is one.
-    bert: Option<BertInput>,
-    /// The samples of Megatron's data sets, if the options name such.
-    blended: Option<BlendedInput>,
-    /// The treatment of the ends of documents.
-    documents: Option<DocumentConfig>,
-}
-
-/// The samples of Megatron's data sets.
-struct BlendedInput {
-    train: Arc<dyn Samples>,
-    validation: Option<Blend>,
-    test: Option<Blend>,
-    /// The packing of fine-tuning samples, and its result for training.
-    packing: Option<(PackingConfig, PackingReport)>,
-    /// A checksum of what decides the order beside the tokens.
-    order_crc32: Option<u32>,
-}
-
-/// The number of samples of a whole run, if the order depends on it, and the seed of the order.
-pub struct OrderLength {
-    pub samples: Option<u64>,
-    pub seed: u64,
-}
-
-impl RunInput {
-    /// A checksum of what decides the order of samples beside the tokens, if anything does.
-    pub fn order_crc32(&self) -> Option<u32> {
-        self.blended.as_ref()?.order_crc32
-    }
-
-    /// The packing of the training samples, if they are packed.
-    pub fn packing(&self) -> Option<PackingReport> {
-        Some(self.blended.as_ref()?.packing?.1)
-    }
-
-    /// The tokens that an evaluation reads one after another, if it does.
-    fn evaluated_stream(&self) -> Option<&TokenSource> {
-        let mixed = |blended: &BlendedInput| {
-            blended.packing.is_some()
-                || blended.validation.as_ref().is_some_and(|blend| blend.num_sets() > 1)
-        };
-        self.dataset.validation.as_ref().filter(|_| !self.blended.as_ref().is_some_and(mixed))
-    }
-}
-
-/// The samples of a run.
-pub struct RunSamples {
-    train: Prefetch,
-    validation: Option<Box<dyn FiniteSamples>>,
-    /// Those of the evaluation behind the last step, if there is one.
-    test: Option<Box<dyn FiniteSamples>>,
-}
-
-impl RunSamples {
-    /// Reads the training samples ahead.
-    fn new(
-        train: Arc<dyn Samples>,
-        [validation, test]: [Option<Box<dyn FiniteSamples>>; 2],
-        documents: Option<DocumentConfig>,
-    ) -> Result<RunSamples> {
-        let Some(config) = documents else {
-            return Ok(RunSamples { train: Prefetch::new(train)?, validation, test });
-        };
-        let train = Prefetch::new(Arc::new(DocumentSamples::new(train, config)))?;
-        let ended = |samples: Box<dyn FiniteSamples>| -> Box<dyn FiniteSamples> {
-            Box::new(DocumentSamples::new(samples, config))
-        };
-        Ok(RunSamples { train, validation: validation.map(ended), test: test.map(ended) })
-    }
-
-    /// The samples of the evaluation behind the last step, if there is one.
-    pub fn test(&self) -> Option<&dyn FiniteSamples> {
-        self.test.as_deref()
-    }
-
-    /// The samples as a run takes them.
-    pub fn run_data<'a>(&'a self, tokenizer: &'a Tokenizer) -> RunData<'a> {
-        let validation = self.validation.as_deref();
-        RunData { train: &self.train, validation, tokenizer: Some(tokenizer) }
-    }
-}
+use super::run_samples::{OrderLength, RunInput, RunSamples};
+use super::sample::SampleTask;
+use super::tasks::GptTask;
+use super::{closing_report, gpt_input};
 
 /// A model that the command line trains.
 pub trait TrainedModel: Model {
@@ -145,8 +56,28 @@ pub trait TrainedModel: Model {
         warn: impl Fn(&str),
     ) -> Result<RunInput>;
 
-    /// The samples of a run, for the seed of their order and the number of samples in a global batch.
+    /// The samples of a run, for the seed of their order and the number of samples in a batch of evaluations.
     fn samples(input: &RunInput, run: &RunConfig, order: (u64, usize)) -> Result<RunSamples>;
+
+    /// The tasks on which the model is evaluated during the run.
+    ///
+    /// # Errors
+    /// A model without tasks; tasks whose data cannot be read.
+    fn tasks(
+        args: &TrainArgs,
+        _: &Tokenizer,
+        _: &Self::Config,
+    ) -> Result<Vec<Box<dyn EvaluationTask<Self>>>> {
+        if args.tensorboard.log_samples_to_tensorboard {
+            let message = "a bert writes no text: leave it out";
+            return Err(Error::config("--log-samples-to-tensorboard", message));
+        }
+        if args.evaluation.eval_tasks.is_empty() {
+            return Ok(Vec::new());
+        }
+        let message = "has tasks of a GPT: the accuracy of a BERT in RACE is that of --valid-data, with --task race";
+        Err(Error::config("--eval-tasks", message))
+    }
 
     /// Prints the results; of a model that can, with a sample of so many tokens, which is returned.
     fn report(
@@ -201,89 +132,35 @@ impl TrainedModel for Gpt {
         tokenizer: &Tokenizer,
         warn: impl Fn(&str),
     ) -> Result<RunInput> {
-        let documents = args.data.documents(tokenizer)?;
-        let seq_length = args.model.seq_length()?;
-        let packing = args.data.packing.config(seq_length);
-        let resets = documents.is_some_and(|documents| documents.reset_attention);
-        let option = if packing.is_some() { "--packing" } else { "--reset-attention-mask" };
-        if (resets || packing.is_some()) && args.execution.captures_steps() {
-            let message = "a CUDA graph would repeat the documents of one batch: leave out --enable-cuda-graph";
-            return Err(Error::config(option, message));
-        }
-        let config = match source {
-            DataSource::Files(config) => {
-                corpus::warn_of_pairs(config.data.iter().map(PathBuf::as_path), &warn);
-                let dataset = corpus::open(config, tokenizer, warn)?;
-                return Ok(RunInput { dataset, bert: None, blended: None, documents });
-            }
-            DataSource::Sets(config) => config,
-        };
-        config.check_tokenizer(tokenizer)?;
-        let sets = match packing {
-            Some(_) => BlendedDataset::open_pairs(config, tokenizer.vocab_size())?,
-            None => {
-                corpus::warn_of_pairs(config.prefixes(), warn);
-                BlendedDataset::open(config, tokenizer.vocab_size())?
-            }
-        };
-        let dataset = sets.streams();
-        let BlendedDataset { training, validation, test } = sets;
-        let mut packed = None;
-        let (train, order_crc32): (Arc<dyn Samples>, _) =
-            match (packing, args.data.data_order, order.samples) {
-                (Some(config), ..) => {
-                    let sampler = PackedSampler::new(&training, &config, order.seed)?;
-                    packed = Some((config, sampler.report()));
-                    let crc32 = sampler.crc32();
-                    (Arc::new(sampler), Some(crc32))
-                }
-                (None, DataOrder::Megatron, Some(samples)) => {
-                    let seed = u32::try_from(order.seed).map_err(|_| {
-                        let message = format!(
-                            "{} is beyond the 32 bits of --data-order megatron: at most {}",
-                            order.seed,
-                            u32::MAX
-                        );
-                        Error::config("--seed", message)
-                    })?;
-                    let config = MegatronOrderConfig { seq_length, samples, seed };
-                    let sampler = MegatronSampler::new(&training, &config)?;
-                    let crc32 = sampler.crc32();
-                    (Arc::new(sampler), Some(crc32))
-                }
-                _ => (training.sampler(seq_length, order.seed)?.into(), training.weights_crc32()),
-            };
-        let blended = BlendedInput { train, validation, test, packing: packed, order_crc32 };
-        let blended = Some(blended);
-        Ok(RunInput { dataset, bert: None, blended, documents })
+        gpt_input::open(args, source, order, tokenizer, warn)
     }
 
     fn samples(
         input: &RunInput,
         run: &RunConfig,
-        (seed, batch): (u64, usize),
+        (seed, eval_batch): (u64, usize),
     ) -> Result<RunSamples> {
-        if let Some(BlendedInput { train, validation, test, packing, .. }) = &input.blended {
-            let samples = run.eval_iters.map_or(u64::MAX, |all| all.saturating_mul(batch as u64));
-            let wanted = run.intervals.eval_interval > 0 && samples > 0;
-            let windows = |blend: &Option<Blend>| -> Result<Option<Box<dyn FiniteSamples>>> {
-                let Some(blend) = blend.as_ref().filter(|_| wanted) else { return Ok(None) };
-                Ok(Some(match packing {
-                    Some((config, _)) => {
-                        // The first sequences from the longest sample on would be of long ones alone.
-                        let algorithm = PackingAlgorithm::FirstFit;
-                        let config = PackingConfig { algorithm, ..*config };
-                        Box::new(PackedSamples::new(blend, &config)?.first(samples))
-                    }
-                    None => blend.validation(run.seq_length, samples)?,
-                }))
-            };
-            let held_out = [windows(validation)?, windows(test)?];
-            return RunSamples::new(train.clone(), held_out, input.documents);
+        gpt_input::samples(input, run, seed, eval_batch)
+    }
+
+    fn tasks(
+        args: &TrainArgs,
+        tokenizer: &Tokenizer,
+        config: &Self::Config,
+    ) -> Result<Vec<Box<dyn EvaluationTask<Gpt>>>> {
+        let seq_length = args.model.seq_length()?;
+        let overlapping_eval = args.evaluation.overlapping_eval.min(seq_length);
+        let windows = WikiTextConfig { seq_length, overlapping_eval };
+        let micro = args.optimization.micro_batch_size;
+        let open = |task| -> Result<Box<dyn EvaluationTask<Gpt>>> {
+            Ok(Box::new(GptTask::new(&task, tokenizer, windows, config, micro)?))
+        };
+        let mut tasks =
+            args.evaluation.tasks()?.into_iter().map(open).collect::<Result<Vec<_>>>()?;
+        if args.tensorboard.log_samples_to_tensorboard {
+            tasks.push(Box::new(SampleTask::new(args, tokenizer)?));
         }
-        let samples = run.samples(&input.dataset, seed, batch)?;
-        let validation = samples.validation.map(|samples| Box::new(samples) as Box<_>);
-        RunSamples::new(Arc::new(samples.train), [validation, None], input.documents)
+        Ok(tasks)
     }
 
     fn report(
@@ -349,8 +226,12 @@ impl TrainedModel for Bert {
             let message = "a bert takes sentences, which are not packed: leave it out";
             return Err(Error::config("--reset-attention-mask", message));
         }
+        if args.evaluation.multiple_validation_sets {
+            let message = "a bert is evaluated on all of --valid-data together: leave it out";
+            return Err(Error::config("--multiple-validation-sets", message));
+        }
         let (dataset, bert) = bert_input::open(args, config, tokenizer, warn)?;
-        Ok(RunInput { dataset, bert: Some(bert), blended: None, documents: None })
+        Ok(RunInput::of_bert(dataset, bert))
     }
 
     fn samples(input: &RunInput, run: &RunConfig, (_, batch): (u64, usize)) -> Result<RunSamples> {
@@ -360,7 +241,8 @@ impl TrainedModel for Bert {
         let wanted = held_out.filter(|_| run.intervals.eval_interval > 0);
         let wanted = wanted.filter(|_| samples > 0);
         let validation = wanted.map(|held_out| held_out.first(samples));
-        RunSamples::new(train, [validation, None], None)
+        let validation = validation.map(|samples| (None, samples)).into_iter().collect();
+        RunSamples::new(train, validation, None, None)
     }
 
     fn report(

@@ -5,7 +5,7 @@ use ferrotron::models::data::TokenSource;
 use ferrotron::models::entropy::bigram_entropy;
 use ferrotron::models::evaluate::Evaluation;
 use ferrotron::models::gpt::Gpt;
-use ferrotron::models::run::{RunResult, StopReason};
+use ferrotron::models::run::{RunResult, SetEvaluation, StopReason};
 use ferrotron::models::stop::StopFlag;
 use ferrotron::models::tokenizer::Tokenizer;
 use ferrotron::models::trainer::Trainer;
@@ -28,14 +28,19 @@ pub fn gpt(
     (sample_length, stop): (usize, &StopFlag),
 ) -> Result<Option<String>> {
     let mut text = None;
-    if let Some(Evaluation { loss, tokens, .. }) = outcome.evaluation.as_ref() {
+    for SetEvaluation { set, evaluation } in &outcome.evaluations {
+        let Evaluation { loss, tokens, .. } = evaluation;
         let counted = evaluated.filter(|_| *tokens < BIGRAM_TOKENS && !stop.is_set());
-        output::report(&if let Some(source) = counted {
-            // Those that were evaluated, and the one before them.
-            let bigrams = bigram_entropy(&source.slice(0..tokens + 1)?.to_vec()?);
-            format!("validation loss {loss:.4} (bigrams of the same {tokens} tokens: {bigrams:.4})")
-        } else {
-            format!("validation loss {loss:.4} over {tokens} tokens")
+        output::report(&match (set, counted) {
+            (Some(set), _) => format!("validation loss of {set} {loss:.4} over {tokens} tokens"),
+            (None, Some(source)) => {
+                // Those that were evaluated, and the one before them.
+                let bigrams = bigram_entropy(&source.slice(0..tokens + 1)?.to_vec()?);
+                format!(
+                    "validation loss {loss:.4} (bigrams of the same {tokens} tokens: {bigrams:.4})"
+                )
+            }
+            (None, None) => format!("validation loss {loss:.4} over {tokens} tokens"),
         });
     }
     if outcome.stop_reason == StopReason::Finished && sample_length > 0 && !stop.is_set() {
@@ -63,7 +68,7 @@ pub fn test(evaluation: &Evaluation) {
 
 /// Prints the validation losses of a BERT.
 pub fn bert(outcome: &RunResult) {
-    if let Some(evaluation) = &outcome.evaluation {
+    for SetEvaluation { evaluation, .. } in &outcome.evaluations {
         output::report(&format!("validation {}", bert_line(evaluation)));
     }
     output::report(&format!("checkpoint: {}", outcome.checkpoint.display()));

@@ -11,6 +11,7 @@ mod corpus;
 mod definition;
 mod exit_signals;
 mod folder_options;
+mod gpt_input;
 mod job;
 mod loaded;
 mod memory_limits;
@@ -24,7 +25,10 @@ mod rank_environment;
 mod report;
 mod resume;
 mod run_folder;
+mod run_samples;
+mod run_tokenizer;
 mod sample;
+mod tasks;
 mod terminal;
 
 pub use output::failed;

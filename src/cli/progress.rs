@@ -2,7 +2,7 @@
 
 use ferrotron::Result;
 use ferrotron::models::evaluate::Evaluation;
-use ferrotron::models::run::{Metrics, Observer, TensorboardLog};
+use ferrotron::models::run::{Metrics, Observer, TaskResult, TensorboardLog};
 use indicatif::{HumanDuration, ProgressBar, ProgressState, ProgressStyle};
 use std::fmt::Write;
 use std::io::IsTerminal;
@@ -75,6 +75,12 @@ impl TrainProgress {
             bar.abandon();
         }
     }
+}
+
+/// A text as a block of code in Markdown.
+pub fn code_block(text: &str) -> String {
+    let lines = text.lines().map(|line| format!("    {line}\n"));
+    lines.collect()
 }
 
 /// A bar from `done` to `last` on a terminal; none elsewhere.
@@ -229,14 +235,24 @@ impl Observer for TrainProgress {
         }
     }
 
-    fn evaluated(&mut self, step: u64, evaluation: &Evaluation) {
-        self.event(|log| log.evaluated(step, evaluation));
+    fn evaluated(&mut self, step: u64, set: Option<&str>, evaluation: &Evaluation) {
+        self.event(|log| log.evaluated(step, set, evaluation));
         let Evaluation { loss, tokens, perplexity, losses } = evaluation;
         let found = match losses.len() {
             0 | 1 => format!("loss {loss:.4} over {tokens} tokens (perplexity {perplexity:.2})"),
             _ => bert_line(evaluation),
         };
-        self.say(&format!("step {step:>6}  validation {found}"));
+        let name = set.map_or_else(String::new, |name| format!("{name} "));
+        self.say(&format!("step {step:>6}  validation {name}{found}"));
+    }
+
+    fn evaluated_task(&mut self, step: u64, task: &str, result: &TaskResult) {
+        if result.numbers.is_empty() {
+            let text = code_block(&result.text);
+            return self.event(|log| log.text(task, step, &text));
+        }
+        self.event(|log| log.evaluated_task(step, task, result));
+        self.say(&format!("step {step:>6}  {task}: {}", result.text));
     }
 
     fn saved(&mut self, folder: &Path) {

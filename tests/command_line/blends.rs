@@ -44,8 +44,8 @@ fn a_blend_in_either_order_resumes_bit_for_bit() {
         assert_eq!(weights(&whole, 20), weights(&path.join(&again), 20), "{order}");
         first.push(losses(whole.join("metrics.jsonl"))[1].1.clone());
         let eval = ["eval", "--load", &again, "--json", "--threads", "1"];
-        // 3 % of 200 sequences are 6, of 20 tokens, in each set.
-        assert!(succeeded(ferrotron(path, &eval)).contains("\"tokens\":239"));
+        // 3 % of 200 sequences are 6, of 20 tokens, in each set; the first token of a set is not predicted.
+        assert!(succeeded(ferrotron(path, &eval)).contains("\"tokens\":238"));
     }
     assert_ne!(first[0], first[1]);
     // The order depends on the data's weights, and Megatron's on the number of samples where it changes the epochs.

@@ -33,6 +33,7 @@ mod tasks;
 mod tokenize;
 mod train_samples;
 mod two_runs;
+mod validation_sets;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};

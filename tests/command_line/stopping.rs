@@ -127,6 +127,21 @@ fn the_last_step_is_saved_before_the_last_evaluation() {
     }
 }
 
+#[test]
+fn a_signal_ends_the_evaluation_of_a_task() {
+    for ranks in ["", "--nproc 2", "--nproc 2 --pipeline-model-parallel-size 2 --num-layers 2"] {
+        let folder = folder_with_long_text();
+        let text = std::fs::read(folder.path().join("text.txt")).unwrap();
+        std::fs::write(folder.path().join("task.txt"), &text[..6_000_000]).unwrap();
+        let options = "--train-iters 3 --eval-interval 0 --eval-tasks wikitext --task-data wikitext=task.txt \
+                       --eval-tasks-interval 100";
+        let child = start(folder.path(), &format!("{options} {ranks}"));
+        wait_for(&folder.path().join("run/latest"));
+        assert_eq!(stop(child).code(), Some(130), "{ranks}");
+        assert_saved(folder.path(), 3);
+    }
+}
+
 /// Megatron's `--exit-signal`, for schedulers that send another one.
 #[test]
 fn the_exit_signal_finishes_the_step_and_saves() {

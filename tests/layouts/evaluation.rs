@@ -4,9 +4,11 @@ use super::layout::{GLOBAL_BATCH, Layout, SEQ_LENGTH, all, covering};
 use super::train::{SEED, WEIGHTS, schedule};
 use super::{gpt2, llama};
 use ferrotron::models::batch_size::{BatchSize, BatchSizeConfig};
+use ferrotron::models::data::tasks::{ScoreRequest, TokenScore};
 use ferrotron::models::data::{TokenSource, Validation};
 use ferrotron::models::evaluate::Evaluation;
 use ferrotron::models::gpt::{Gpt, GptConfig};
+use ferrotron::models::score::{ScoreConfig, score};
 use ferrotron::models::stop::StopFlag;
 use ferrotron::models::trainer::{Trainer, TrainerConfig};
 use ferrotron::nn::Scope;
@@ -27,6 +29,28 @@ fn evaluations(
     batches: Option<u64>,
     asked: Option<usize>,
 ) -> Result<Vec<Option<Evaluation>>> {
+    on_ranks(model, layout, dtype, asked, |trainer, stop| {
+        let key = RandomKey::new(9, 0, "validation");
+        let token = |i| (key.uniform(i) * model.vocab_size as f64) as u32;
+        let tokens = (0..(WINDOWS * SEQ_LENGTH - 3) as u64).map(token).collect();
+        let source = TokenSource::from_tokens(tokens, model.vocab_size)?;
+        let all = Validation::new(source, SEQ_LENGTH)?;
+        let validation = match batches {
+            Some(batches) => all.first(batches * GLOBAL_BATCH as u64)?,
+            None => all,
+        };
+        trainer.evaluate(&validation, stop)
+    })
+}
+
+/// What each rank finds with a trainer; rank `asked` is asked to stop before.
+fn on_ranks<T: Send>(
+    model: &GptConfig,
+    layout: &Layout,
+    dtype: DType,
+    asked: Option<usize>,
+    find: impl Fn(&Trainer<Gpt>, &StopFlag) -> Result<T> + Sync,
+) -> Result<Vec<T>> {
     let config = WorldConfig { timeout: Duration::from_secs(60) };
     let ranks = run_threads(layout.ranks(), &config, |world| {
         let mesh = Mesh::new(&world, layout.mesh(), layout.sequence())?;
@@ -42,22 +66,57 @@ fn evaluations(
             ..TrainerConfig::new(SEED, schedule()?, sizes)
         };
         let trainer = Trainer::<Gpt>::on_mesh(&scope, &mesh, model, config)?;
-        let key = RandomKey::new(9, 0, "validation");
-        let token = |i| (key.uniform(i) * model.vocab_size as f64) as u32;
-        let tokens = (0..(WINDOWS * SEQ_LENGTH - 3) as u64).map(token).collect();
-        let source = TokenSource::from_tokens(tokens, model.vocab_size)?;
-        let all = Validation::new(source, SEQ_LENGTH)?;
-        let validation = match batches {
-            Some(batches) => all.first(batches * GLOBAL_BATCH as u64)?,
-            None => all,
-        };
         let stop = StopFlag::default();
         if asked == Some(mesh.rank()) {
             stop.set();
         }
-        trainer.evaluate(&validation, &stop)
+        find(&trainer, &stop)
     });
     ranks.into_iter().collect()
+}
+
+/// The scores of `count` requests of all lengths, with some scored tokens each, as the ranks of a layout find them.
+fn scores(
+    model: &GptConfig,
+    layout: &Layout,
+    count: usize,
+    asked: Option<usize>,
+) -> Result<Vec<Option<Vec<Vec<TokenScore>>>>> {
+    let key = RandomKey::new(10, 0, "requests");
+    let request = |index: usize| {
+        let length = 2 + index * 7 % SEQ_LENGTH;
+        let token = |i| (key.uniform((index * 100 + i) as u64) * model.vocab_size as f64) as u32;
+        let tokens = (0..length).map(token).collect();
+        ScoreRequest { tokens, first_target: 1 + index % (length - 1), wants_next: false }
+    };
+    let requests: Vec<ScoreRequest> = (0..count).map(request).collect();
+    on_ranks(model, layout, DType::F64, asked, |trainer, stop| {
+        let config = ScoreConfig { micro_batch_size: 3, top: 2 };
+        score(&trainer.local_model(), &requests, config, stop, |_| ())
+    })
+}
+
+/// As many requests as leave replicas without one, and enough for several rounds. Weights, positions and layers may be
+/// shared in any way.
+#[test]
+fn scores_are_the_same_in_every_layout() {
+    for model in [gpt2(), llama()] {
+        for count in [1, 40] {
+            let want = scores(&model, &Layout::SERIAL, count, None).unwrap().remove(0).unwrap();
+            for layout in covering(&all(&model)) {
+                let found = scores(&model, &layout, count, None);
+                for found in found.unwrap_or_else(|error| panic!("{layout}: {error}")) {
+                    let found = found.expect("nobody asks to stop");
+                    assert_eq!(found.len(), count);
+                    for (got, want) in found.iter().flatten().zip(want.iter().flatten()) {
+                        assert_eq!((got.token, got.top[0].0), (want.token, want.top[0].0));
+                        let difference = (got.log_prob - want.log_prob).abs();
+                        assert!(difference <= 1e-12 * want.log_prob.abs(), "{layout}: {got:?}");
+                    }
+                }
+            }
+        }
+    }
 }
 
 /// The one thing that all ranks find.
@@ -112,6 +171,8 @@ fn a_rank_that_is_asked_to_stop_ends_the_evaluation_of_all() {
     ] {
         for rank in 0..layout.ranks() {
             let found = evaluations(&gpt2(), &layout, DType::F32, None, Some(rank)).unwrap();
+            assert!(found.iter().all(Option::is_none), "{layout}: {found:?}");
+            let found = scores(&gpt2(), &layout, 40, Some(rank)).unwrap();
             assert!(found.iter().all(Option::is_none), "{layout}: {found:?}");
         }
     }

@@ -63,7 +63,7 @@ impl Observer for Watch {
         }
     }
 
-    fn evaluated(&mut self, _: u64, _: &Evaluation) {}
+    fn evaluated(&mut self, _: u64, _: Option<&str>, _: &Evaluation) {}
 
     fn saved(&mut self, _: &Path) {}
 
@@ -91,6 +91,7 @@ fn a_run_is_saved_when_replicas_agree_or_refused() -> Result<()> {
                 train_iters,
                 save_interval,
                 eval_interval: 100,
+                eval_tasks_interval: 0,
                 exit_interval: None,
                 log_interval: 100,
             },

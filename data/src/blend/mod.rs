@@ -4,6 +4,7 @@
 //! [`Blend`] gives its samples in one of two orders: that of [`Sampler`](crate::Sampler), or Megatron's
 //! ([`MegatronSampler`](crate::MegatronSampler)).
 
+mod names;
 pub(crate) mod order;
 mod paths;
 mod samples;
@@ -20,6 +21,7 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+pub use names::distinct_names;
 pub use paths::BlendPaths;
 use samples::{BlendedSampler, BlendedValidation};
 use unit::Unit;
@@ -315,6 +317,16 @@ impl Blend {
     /// The tokens of one set.
     fn tokens_of(&self, set: usize) -> TokenSource {
         self.set(set).tokens()
+    }
+
+    /// The sets, each by itself and by a name of its own.
+    ///
+    /// # Errors
+    /// A set that is there twice.
+    pub fn named_sets(&self) -> Result<Vec<(String, Blend)>> {
+        let paths: Vec<&Path> = self.parts.iter().map(|part| Path::new(&part.name)).collect();
+        let names = distinct_names(self.option, &paths)?;
+        Ok(names.into_iter().enumerate().map(|(set, name)| (name, self.set(set))).collect())
     }
 
     /// One set by itself.

@@ -3,7 +3,12 @@
 //! Each sample comes from the set that lags furthest behind its share: of sets with weights `w` and `c` samples taken, step
 //! `s` takes the first with the largest `w * max(s, 1) - c`, in f64. A step depends on those before it alone, so the order
 //! is computed as far as it is asked for and does not depend on the length of the run.
+//!
+//! No formula gives `c`, of which rounding is a part. So a checkpoint keeps `c` as it is at the beginning of the block of
+//! steps that its run is in, and a run that resumes takes the steps of that block once more. Without it, the run takes all
+//! steps before. Memory holds the steps of one block, and `c` at the beginning of those that were reached.
 
+use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 
 /// Samples that each set has in reserve: Megatron's `mid_level_dataset_surplus`.
@@ -27,35 +32,50 @@ pub(crate) struct BlendOrder {
     weights: Vec<f64>,
     /// The samples that each set has, if it is read once.
     sizes: Option<Vec<u64>>,
+    /// Steps of a block.
+    block: u64,
     steps: Mutex<Steps>,
 }
 
-struct Steps {
-    /// Samples taken of each set; infinite of one that is spent.
-    taken: Vec<f64>,
+/// The samples that are taken before a step.
+#[derive(Clone)]
+struct Taken {
+    /// Of each set; infinite of one that is spent.
+    of_set: Vec<f64>,
     /// Number of sets that have samples left.
     unspent: usize,
+}
+
+struct Steps {
+    /// What is taken before the first block, and before others that were reached.
+    before_blocks: BTreeMap<u64, Taken>,
+    /// The number of the block whose steps are `rows`.
+    current: u64,
     /// The set of each step, and the number of its sample.
-    rows: Vec<(u16, u32)>,
+    rows: Vec<(u16, u64)>,
 }
 
 impl BlendOrder {
     /// The order for weights whose sum is 1.
     pub fn new(weights: Vec<f64>) -> BlendOrder {
-        let unspent = weights.len();
-        let steps = Steps { taken: vec![0.0; unspent], unspent, rows: Vec::new() };
-        BlendOrder { weights, sizes: None, steps: Mutex::new(steps) }
+        let taken = Taken { of_set: vec![0.0; weights.len()], unspent: weights.len() };
+        BlendOrder::from(weights, None, taken)
     }
 
     /// The order in which a set leaves after so many samples.
     pub fn finite(weights: Vec<f64>, sizes: Vec<u64>) -> BlendOrder {
-        let mut order = BlendOrder::new(weights);
-        let steps = order.steps.get_mut().unwrap_or_else(PoisonError::into_inner);
-        for (taken, _) in steps.taken.iter_mut().zip(&sizes).filter(|(_, size)| **size == 0) {
-            *taken = f64::INFINITY;
-            steps.unspent -= 1;
-        }
-        BlendOrder { sizes: Some(sizes), ..order }
+        let of_set: Vec<f64> =
+            sizes.iter().map(|&size| if size == 0 { f64::INFINITY } else { 0.0 }).collect();
+        let unspent = sizes.iter().filter(|size| **size > 0).count();
+        BlendOrder::from(weights, Some(sizes), Taken { of_set, unspent })
+    }
+
+    fn from(weights: Vec<f64>, sizes: Option<Vec<u64>>, first: Taken) -> BlendOrder {
+        // What is taken before blocks then needs little more memory than the steps of one.
+        let block = (1 << 16).max(128 * weights.len() as u64);
+        let before_blocks = BTreeMap::from([(0, first)]);
+        let steps = Steps { before_blocks, current: u64::MAX, rows: Vec::new() };
+        BlendOrder { weights, sizes, block, steps: Mutex::new(steps) }
     }
 
     /// The share of each set.
@@ -66,37 +86,96 @@ impl BlendOrder {
     /// The set of sample `sample` and the number of the sample within it; `None` if all sets are spent before.
     pub fn at(&self, sample: u64) -> Option<(usize, u64)> {
         let mut steps = self.steps.lock().unwrap_or_else(PoisonError::into_inner);
-        while steps.rows.len() as u64 <= sample {
-            self.step(&mut steps)?;
-        }
-        let (set, number) = steps.rows[sample as usize];
-        Some((usize::from(set), number.into()))
+        self.reach(&mut steps, sample / self.block);
+        let (set, number) = *steps.rows.get((sample % self.block) as usize)?;
+        Some((usize::from(set), number))
     }
 
-    /// The samples of each set among the first `samples`.
+    /// The samples of each set among the first `samples`, in an order without sizes.
     pub fn taken(&self, samples: u64) -> Vec<u64> {
-        if let Some(last) = samples.checked_sub(1) {
-            self.at(last);
-        }
-        let mut taken = vec![0; self.weights.len()];
-        let steps = self.steps.lock().unwrap_or_else(PoisonError::into_inner);
-        steps.rows.iter().take(samples as usize).for_each(|row| taken[usize::from(row.0)] += 1);
+        let mut steps = self.steps.lock().unwrap_or_else(PoisonError::into_inner);
+        let block = samples / self.block;
+        self.reach(&mut steps, block);
+        let before = &steps.before_blocks[&block].of_set;
+        let mut taken: Vec<u64> = before.iter().map(|&taken| taken as u64).collect();
+        let rest = steps.rows.iter().take((samples % self.block) as usize);
+        rest.for_each(|(set, _)| taken[usize::from(*set)] += 1);
         taken
     }
 
-    fn step(&self, steps: &mut Steps) -> Option<()> {
-        if steps.unspent == 0 {
+    /// The first set of which more than its size are among the first `samples`, and how many are, in an order without sizes.
+    pub fn first_short(&self, samples: u64, sizes: &[u64]) -> Option<(usize, u64)> {
+        // A set is taken only if it lags behind, so it is never more than one sample ahead.
+        let most = |weight: f64| weight * samples.saturating_sub(1) as f64 + 1.001;
+        let enough = |(weight, size): (&f64, &u64)| most(*weight) < (*size + 1) as f64;
+        if self.weights.iter().zip(sizes).all(enough) {
             return None;
         }
-        let number = (steps.rows.len() as u64).max(1) as f64;
-        let set = furthest_behind(&self.weights, &steps.taken, number);
-        steps.rows.push((set as u16, steps.taken[set] as u32));
-        steps.taken[set] += 1.0;
-        if self.sizes.as_ref().is_some_and(|sizes| sizes[set] as f64 == steps.taken[set]) {
-            steps.taken[set] = f64::INFINITY;
-            steps.unspent -= 1;
+        let taken = self.taken(samples);
+        let short = (0..sizes.len()).find(|&set| taken[set] > sizes[set])?;
+        Some((short, taken[short]))
+    }
+
+    /// What is known of the order before `sample`, for [`BlendOrder::resume`]: a checksum of the weights, the number of the
+    /// block, and what is taken of each set before it. Of an order without sizes.
+    pub fn state(&self, sample: u64) -> Vec<u64> {
+        let block = sample / self.block;
+        [self.crc32(), block].into_iter().chain(self.taken(block * self.block)).collect()
+    }
+
+    /// Takes the state of the same order; that of another one is ignored.
+    pub fn resume(&self, state: &[u64]) {
+        let [crc32, block, taken @ ..] = state else { return };
+        let sum = taken.iter().try_fold(0_u64, |sum, &taken| sum.checked_add(taken));
+        let steps_before = block.checked_mul(self.block);
+        if *crc32 != self.crc32() || taken.len() != self.weights.len() || sum != steps_before {
+            return;
         }
-        Some(())
+        let of_set = taken.iter().map(|&taken| taken as f64).collect();
+        let before = Taken { of_set, unspent: self.weights.len() };
+        let mut steps = self.steps.lock().unwrap_or_else(PoisonError::into_inner);
+        steps.before_blocks.entry(*block).or_insert(before);
+    }
+
+    fn crc32(&self) -> u64 {
+        let bytes: Vec<u8> = self.weights.iter().flat_map(|weight| weight.to_le_bytes()).collect();
+        crc32fast::hash(&bytes).into()
+    }
+
+    /// Computes the steps of a block, and what is taken before all blocks up to it.
+    fn reach(&self, steps: &mut Steps, block: u64) {
+        if steps.current == block {
+            return;
+        }
+        let (&known, taken) = steps.before_blocks.range(..=block).next_back().expect("0 is there");
+        let mut taken = taken.clone();
+        for passed in known..block {
+            let first = passed * self.block;
+            for step in first..first + self.block {
+                self.step(&mut taken, step);
+            }
+            steps.before_blocks.insert(passed + 1, taken.clone());
+        }
+        let first = block * self.block;
+        steps.rows.clear();
+        let rows = (first..first + self.block).map_while(|step| self.step(&mut taken, step));
+        steps.rows.extend(rows);
+        steps.current = block;
+    }
+
+    /// The set of a step and the number of its sample, which is taken; `None` if all sets are spent.
+    fn step(&self, taken: &mut Taken, step: u64) -> Option<(u16, u64)> {
+        if taken.unspent == 0 {
+            return None;
+        }
+        let set = furthest_behind(&self.weights, &taken.of_set, step.max(1) as f64);
+        let number = taken.of_set[set];
+        taken.of_set[set] += 1.0;
+        if self.sizes.as_ref().is_some_and(|sizes| sizes[set] as f64 == taken.of_set[set]) {
+            taken.of_set[set] = f64::INFINITY;
+            taken.unspent -= 1;
+        }
+        Some((set as u16, number as u64))
     }
 }
 
@@ -193,6 +272,66 @@ mod tests {
                 (1..lags.len()).fold(0, |best, i| if lags[i] > lags[best] { i } else { best });
             assert_eq!(furthest_behind(&weights, &taken, 4.0), want, "{sets} sets");
         }
+    }
+
+    /// Any step, in any order of asking, is that of a loop over all of them, which keeps them all.
+    #[test]
+    fn steps_far_apart_are_those_of_a_plain_loop() {
+        let weights = normalized(&normalized(&[0.1, 0.2, 0.4, 0.03]));
+        let (mut taken, mut all) = ([0_u64; 4], Vec::new());
+        for step in 0..400_000_u64 {
+            let lag = |set: usize| weights[set] * step.max(1) as f64 - taken[set] as f64;
+            let set = (1..4).fold(0, |best, set| if lag(set) > lag(best) { set } else { best });
+            all.push((set, taken[set]));
+            taken[set] += 1;
+        }
+        let order = order(&[0.1, 0.2, 0.4, 0.03]);
+        for step in [399_999, 0, 65_535, 65_536, 65_537, 131_072, 12, 262_143, 300_000] {
+            assert_eq!(order.at(step), Some(all[step as usize]), "step {step}");
+        }
+        for samples in [0, 1, 65_535, 65_536, 200_001] {
+            let count = |set| all[..samples].iter().filter(|row| row.0 == set).count() as u64;
+            assert_eq!(order.taken(samples as u64), (0..4).map(count).collect::<Vec<u64>>());
+        }
+    }
+
+    /// A run that resumes at a late sample takes the steps of one block, not the billion before it.
+    #[test]
+    fn an_order_resumes_at_any_sample_by_its_state() {
+        let weights = [0.1, 0.2, 0.4, 0.03];
+        let unbroken = order(&weights);
+        for sample in [0, 65_535, 65_536, 300_000] {
+            let resumed = order(&weights);
+            resumed.resume(&unbroken.state(sample));
+            for step in [sample, sample + 1, sample + 100_000, 5] {
+                assert_eq!(resumed.at(step), unbroken.at(step), "{step}");
+            }
+        }
+        // What is known of a sample far behind, without any step before it.
+        let blocks = 1_000_000_000_000 / 65_536;
+        let total = blocks * 65_536;
+        let even = order(&[1.0, 1.0]);
+        let state = [even.state(0)[0], blocks, total / 2, total / 2];
+        even.resume(&state);
+        assert_eq!(even.at(total + 4), Some((0, total / 2 + 2)));
+        assert_eq!(even.state(total + 4), state);
+        // States of other orders, and damaged ones.
+        let fresh = order(&weights);
+        for state in
+            [vec![], vec![1, 2], even.state(70_000), vec![fresh.state(0)[0], 9, 1, 1, 1, 1]]
+        {
+            fresh.resume(&state);
+            assert_eq!(fresh.at(700_000), unbroken.at(700_000));
+        }
+    }
+
+    #[test]
+    fn sets_with_enough_samples_need_no_steps() {
+        let weights = normalized(&normalized(&[0.3, 0.7]));
+        let order = BlendOrder::new(weights.clone());
+        assert_eq!(order.first_short(1 << 50, &needed(&weights, 1 << 50)), None);
+        assert_eq!(order.first_short(1000, &[299, 705]), Some((0, 300)));
+        assert_eq!(order.first_short(1000, &[300, 700]), None);
     }
 
     #[test]

@@ -34,6 +34,14 @@ impl Samples for BlendedSampler {
     fn seq_length(&self) -> usize {
         self.seq_length
     }
+
+    fn order_state(&self, sample: u64) -> Option<Vec<u64>> {
+        Some(self.order.state(sample))
+    }
+
+    fn resume_order(&self, state: &[u64]) {
+        self.order.resume(state);
+    }
 }
 
 /// Windows of several sets, each of which is read once.

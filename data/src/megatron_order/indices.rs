@@ -31,7 +31,7 @@ impl Indices {
     /// are `lengths`.
     ///
     /// # Errors
-    /// Too few tokens for one sample; more sequences or samples than 32 bits count.
+    /// No token, or too few for one sample of one epoch; more sequences or samples than 32 bits count.
     pub fn new(
         lengths: &[u32],
         range: Range<u64>,
@@ -41,16 +41,9 @@ impl Indices {
     ) -> Result<Indices> {
         let (length, tokens) =
             (seq_length as u64, lengths.iter().map(|&n| u64::from(n)).sum::<u64>());
-        if tokens <= length {
-            return Err(Error::value(
-                "data",
-                format!(
-                    "a part of the data has {tokens} tokens in {} sequences, but one sample needs {} (--seq-length \
-                     {length} and the token after it): use more data, a larger share of --split or a shorter --seq-length",
-                    lengths.len(),
-                    length + 1
-                ),
-            ));
+        // A part that is shorter than a sample is read again and again within one.
+        if tokens == 0 || (tokens <= length && samples.is_none()) {
+            return Err(too_short(tokens, lengths.len() as u64, seq_length));
         }
         let Epochs { count, separate_last } = Epochs::new(tokens, length, samples);
         let total = (count * tokens - 1) / length;
@@ -81,6 +74,18 @@ impl Indices {
         random.shuffle(last);
         Ok(Indices { documents, starts, shuffle })
     }
+}
+
+/// The error of a part whose `tokens` in `sequences` sequences are too few for a sample.
+pub fn too_short(tokens: u64, sequences: u64, seq_length: usize) -> Error {
+    Error::value(
+        "data",
+        format!(
+            "a part of the data has {tokens} tokens in {sequences} sequences, but one sample needs {} (--seq-length \
+             {seq_length} and the token after it): use more data, a larger share of --split or a shorter --seq-length",
+            seq_length + 1
+        ),
+    )
 }
 
 /// The numbers of passes over the sequences.
@@ -193,6 +198,14 @@ mod tests {
         first.sort_unstable();
         assert_eq!(first, (0..10).collect::<Vec<u32>>());
         assert!(shuffle[..24].iter().all(|&sample| sample < 24));
+    }
+
+    #[test]
+    fn a_part_shorter_than_a_sample_is_read_several_times_within_one() {
+        // Samples of 8 and the token behind them, of 3 tokens: three samples read 25 tokens, in 9 epochs.
+        let Indices { documents, starts, shuffle } =
+            Indices::new(&[2, 1], 0..2, 8, Some(3), 1).unwrap();
+        assert_eq!((documents.len(), starts.len(), shuffle.len()), (18, 4, 3));
     }
 
     #[test]

@@ -6,6 +6,7 @@
 
 mod indices;
 mod random_state;
+mod validation;
 
 use crate::blend::order::{BlendOrder, needed, normalized};
 use crate::blend::{Blend, BlendPart};
@@ -15,7 +16,9 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::shard::Shard;
-use indices::{Indices, Start};
+use indices::{Indices, Start, too_short};
+
+pub use validation::{MegatronValidation, MegatronValidationConfig};
 
 /// Which samples Megatron would draw of a blend.
 #[derive(Debug, Clone, PartialEq)]
@@ -75,31 +78,57 @@ impl MegatronSampler {
     /// A damaged index; too few tokens for a sample; more samples than sets without weights have, which are read once; more
     /// samples or sequences than Megatron counts.
     pub fn new(blend: &Blend, config: &MegatronOrderConfig) -> Result<MegatronSampler> {
-        let MegatronOrderConfig { seq_length, samples, .. } = *config;
+        let MegatronOrderConfig { seq_length, samples, seed } = *config;
+        for BlendPart { name, sequences, tokens, .. } in blend.parts() {
+            let [sequences, tokens] = [sequences, tokens].map(|range| range.end - range.start);
+            if tokens <= seq_length as u64 {
+                return Err(too_short(tokens, sequences, seq_length).at(name));
+            }
+        }
+        let remedy = "a smaller --train-iters or --train-samples";
+        MegatronSampler::order(blend, seq_length, Some(samples), seed, remedy)
+    }
+
+    /// The order of `samples` samples, or of all samples of one epoch. `remedy` says how to ask for fewer.
+    fn order(
+        blend: &Blend,
+        seq_length: usize,
+        samples: Option<u64>,
+        seed: u32,
+        remedy: &str,
+    ) -> Result<MegatronSampler> {
         if seq_length == 0 {
             return Err(Error::config("data", "--seq-length must be at least 1"));
         }
         let shares = blend.weights().map(normalized);
-        let needed: Vec<Option<u64>> = match (&shares, blend.num_sets()) {
-            (None, 1) => vec![Some(samples)],
+        let needed: Vec<Option<u64>> = match (&shares, blend.num_sets(), samples) {
+            (None, 1, samples) => vec![samples],
             // One epoch of each.
-            (None, sets) => vec![None; sets],
-            (Some(shares), _) => needed(shares, samples).into_iter().map(Some).collect(),
+            (None, sets, _) => vec![None; sets],
+            (Some(shares), _, Some(samples)) => {
+                needed(shares, samples).into_iter().map(Some).collect()
+            }
+            (Some(_), ..) => {
+                let message =
+                    "a blend with weights has no end in Megatron's order: give a number of samples";
+                return Err(Error::config(blend.option(), message));
+            }
         };
         let order = |(part, needed): (&BlendPart, Option<u64>)| {
-            OrderedSet::new(part, config, needed).map_err(|error| error.at(&part.name))
+            OrderedSet::new(part, seq_length, needed, seed).map_err(|error| error.at(&part.name))
         };
         let sets = blend.parts().iter().zip(needed).map(order);
         let sets = sets.collect::<Result<Vec<OrderedSet>>>()?;
         let sizes: Vec<u64> = sets.iter().map(|set| set.indices.shuffle.len() as u64).collect();
+        let all: u64 = sizes.iter().sum();
+        let samples = samples.unwrap_or(all);
         let order = match (shares, sizes.len()) {
             (None, 1) => None,
             (None, _) => {
-                let all: u64 = sizes.iter().sum();
                 if all < samples {
                     let message = format!(
                         "without weights each data set is read once, which makes {all} samples of --seq-length {seq_length}, \
-                         but the run takes {samples}: give weights, or a smaller --train-iters or --train-samples"
+                         but the run takes {samples}: give weights, or {remedy}"
                     );
                     return Err(Error::config(blend.option(), message));
                 }
@@ -109,17 +138,14 @@ impl MegatronSampler {
             // Megatron normalizes them twice.
             (Some(shares), _) => Some(BlendOrder::new(normalized(&shares))),
         };
-        if let Some(order) = &order {
-            let taken = order.taken(samples);
-            if let Some(set) = (0..sizes.len()).find(|&set| taken[set] > sizes[set]) {
-                let message = format!(
-                    "the blend takes {} samples of '{}', which has {}: Megatron refuses that too",
-                    taken[set],
-                    blend.parts()[set].name,
-                    sizes[set]
-                );
-                return Err(Error::value("data", message));
-            }
+        let short = order.as_ref().and_then(|order| order.first_short(samples, &sizes));
+        if let Some((set, taken)) = short {
+            let message = format!(
+                "the blend takes {taken} samples of '{}', which has {}: Megatron refuses that too",
+                blend.parts()[set].name,
+                sizes[set]
+            );
+            return Err(Error::value("data", message));
         }
         let samples = if order.is_none() { sizes[0] } else { samples };
         let (blend, vocab_size) = (order.map(Arc::new), blend.vocab_size());
@@ -177,19 +203,28 @@ impl Samples for MegatronSampler {
     fn seq_length(&self) -> usize {
         self.seq_length
     }
+
+    fn order_state(&self, sample: u64) -> Option<Vec<u64>> {
+        Some(self.blend.as_ref()?.state(sample))
+    }
+
+    fn resume_order(&self, state: &[u64]) {
+        self.blend.iter().for_each(|blend| blend.resume(state));
+    }
 }
 
 impl OrderedSet {
     fn new(
         part: &BlendPart,
-        config: &MegatronOrderConfig,
+        seq_length: usize,
         samples: Option<u64>,
+        seed: u32,
     ) -> Result<OrderedSet> {
         let dataset = part.shard.dataset()?;
         dataset.check()?;
         let lengths = dataset.sequence_lengths(part.sequences.clone())?;
-        let (seq_length, sequences) = (config.seq_length, part.sequences.clone());
-        let indices = Indices::new(&lengths, sequences, seq_length, samples, config.seed)?;
+        let sequences = part.sequences.clone();
+        let indices = Indices::new(&lengths, sequences, seq_length, samples, seed)?;
         Ok(OrderedSet { shard: part.shard.clone(), indices })
     }
 

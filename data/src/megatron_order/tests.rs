@@ -1,6 +1,7 @@
 //! Samples against a plain restatement of the rules, and any place as a place to resume.
 
 use super::*;
+use crate::FiniteSamples;
 use crate::{
     BlendConfig, BlendPaths, BlendedDataset, IndexedDataset, IndexedDatasetBuilder, Split,
     TokenType,
@@ -104,6 +105,75 @@ fn runs_are_those_of_a_restatement_with_numpy() {
     ];
     let want = [0x95ac_168e, 0xb342_91c0, 0x1e50_2360, 0xb414_be4a, 0x5c94_ff59];
     assert_eq!(found, want, "{found:08x?}");
+}
+
+/// The part for validation of sets of which every other option is that of `CONFIG`.
+fn held_out(prefixes: &[&PathBuf], weights: Option<&[f64]>, shares: [f64; 3]) -> Blend {
+    let paths = BlendPaths {
+        option: "--data-path",
+        prefixes: prefixes.iter().map(|prefix| prefix.to_path_buf()).collect(),
+        weights: weights.map(<[f64]>::to_vec),
+    };
+    let config = BlendConfig::Shared(paths, Split::proportions(shares).unwrap());
+    BlendedDataset::open(&config, 1 << 20).unwrap().validation.unwrap()
+}
+
+/// CRC-32 of the inputs of three evaluations, which follow one another in one order: a run of 10 steps evaluates 3 batches of
+/// 4 samples every 4 steps and behind the last one. `data/tests/megatron_order.py` computes them with NumPy.
+#[test]
+fn evaluations_are_those_of_a_restatement_with_numpy() {
+    let folder = tempfile::tempdir().unwrap();
+    let (a, b) = (write(&folder, "a", 400, 0), write(&folder, "b", 500, 500_000));
+    let short = write(&folder, "short", 20, 0);
+    let shares = [700.0, 250.0, 50.0];
+    for (blend, seq_length, want) in [
+        (held_out(&[&a], None, shares), 16, [0x7b6c_0720, 0xcff4_594d, 0x0bfa_7a90]),
+        (
+            held_out(&[&a, &b], Some(&[30.0, 70.0]), shares),
+            16,
+            [0x487b_7ebf, 0x7b6e_5d41, 0x133a_dbdb],
+        ),
+        (held_out(&[&short], None, [18.0, 2.0, 0.0]), 64, [0xcae9_2c89, 0xe0f1_11b9, 0x48d9_db20]),
+    ] {
+        let config = MegatronValidationConfig {
+            seq_length,
+            samples: Some(12),
+            evaluations: 10 / 4 + 1,
+            seed: 1234,
+        };
+        let validation = MegatronValidation::new(&blend, &config).unwrap();
+        let crc32 = |number| {
+            let samples = validation.of_evaluation(number).unwrap();
+            assert_eq!(samples.len(), 12);
+            // In batches that do not divide them: beyond the last sample nothing counts.
+            let batches = [samples.batch(0, 7).unwrap(), samples.batch(7, 7).unwrap()];
+            let targets = batches[1].get::<i64>("targets").unwrap();
+            assert_eq!(crate::num_valid(targets), 5 * seq_length as u64);
+            let inputs = |batch: &Batch| batch.get::<u32>("inputs").unwrap().to_vec();
+            let inputs = batches.iter().flat_map(inputs).take(12 * seq_length);
+            crc32fast::hash(&inputs.flat_map(u32::to_le_bytes).collect::<Vec<u8>>())
+        };
+        assert_eq!([0, 1, 2].map(crc32), want);
+    }
+}
+
+#[test]
+fn an_evaluation_of_one_epoch_has_each_sample_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let prefix = write(&folder, "a", 400, 0);
+    let config =
+        MegatronValidationConfig { seq_length: 16, samples: None, evaluations: 5, seed: 1234 };
+    let part = held_out(&[&prefix], None, [3.0, 1.0, 0.0]);
+    let tokens = part.tokens().len();
+    let validation = MegatronValidation::new(&part, &config).unwrap();
+    assert_eq!(validation.len(), (tokens - 1) / 16);
+    assert!(validation.of_evaluation(3).is_none(), "the same samples each time");
+    let batch = validation.batch(0, validation.len() as usize).unwrap();
+    let seen: HashSet<u32> = batch.get::<u32>("inputs").unwrap().iter().copied().collect();
+    assert_eq!(seen.len() as u64, 16 * validation.len());
+    let weighted = held_out(&[&prefix, &prefix], Some(&[1.0, 2.0]), [3.0, 1.0, 0.0]);
+    let error = MegatronValidation::new(&weighted, &config).err().unwrap().to_string();
+    assert!(error.contains("--data-path: a blend with weights has no end"), "{error}");
 }
 
 #[test]

@@ -10,11 +10,13 @@
 //! written is an [`Observer::warning`].
 
 mod config;
+mod evaluations;
 mod logged_step;
 mod metrics;
 mod observer;
 mod rewind;
 mod saving;
+mod task;
 mod tensorboard;
 mod tracing;
 
@@ -24,7 +26,8 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use crate::io::checkpoint;
-use crate::training::evaluate::Evaluation;
+#[cfg(doc)]
+use crate::io::data::Samples;
 #[cfg(not(feature = "plot"))]
 use crate::training::loss_curve::LossCurve;
 #[cfg(feature = "plot")]
@@ -33,14 +36,20 @@ use crate::training::run_lock::RunLock;
 use crate::training::stop::StopFlag;
 use crate::training::trainer::{Model, StepReport, Trainer};
 
-pub use config::{Intervals, RunConfig, RunData, TokenSamples, TraceConfig};
+pub use config::{Intervals, RunConfig, RunData, TokenSamples, TraceConfig, ValidationSet};
+pub use evaluations::SetEvaluation;
+use evaluations::{Due, Results, evaluate};
 pub use logged_step::{LoggedStep, read_metrics};
 use metrics::MetricsLog;
 pub use metrics::{Metrics, check_metrics};
 pub use observer::Observer;
 use saving::{Saving, is_async};
+pub use task::{EvaluationTask, TaskResult};
 pub use tensorboard::{TensorboardConfig, TensorboardLog};
 use tracing::Tracing;
+
+/// The name in a checkpoint of what [`Samples::order_state`] gives, for [`Samples::resume_order`].
+pub const ORDER_STATE: &str = "order";
 
 /// A wait for a checkpoint is told from here on.
 const NOTICEABLE: Duration = Duration::from_millis(100);
@@ -63,8 +72,9 @@ pub enum StopReason {
 pub struct RunResult {
     /// Why it ended.
     pub stop_reason: StopReason,
-    /// The evaluation after the last step, if the run evaluates and was not asked to stop before it was done.
-    pub evaluation: Option<Evaluation>,
+    /// The evaluations of validation sets after the last step, as far as the run was not asked to stop before they were
+    /// done.
+    pub evaluations: Vec<SetEvaluation>,
     /// The last checkpoint.
     pub checkpoint: PathBuf,
 }
@@ -80,7 +90,7 @@ pub struct RunResult {
 /// cannot be saved, or the communication fails.
 pub fn run<M: Model>(
     trainer: &mut Trainer<M>,
-    data: &RunData,
+    data: &RunData<M>,
     config: &RunConfig,
     stop: &StopFlag,
     observer: &mut dyn Observer,
@@ -94,7 +104,7 @@ pub fn run<M: Model>(
     let open = || MetricsLog::open(&config.metrics, trainer.progress().step);
     let log = first.then(open).transpose()?;
     let tracing = Tracing::start(config.trace.as_ref(), trainer)?;
-    let (evaluation, unlogged) = (None, false);
+    let (evaluations, unlogged) = (Vec::new(), false);
     let saving = Saving::new(config, data.tokenizer, first);
     let rewind_to = config.loaded.as_deref().map(|loaded| config.rewind_to(loaded));
     let mut run = Run {
@@ -107,7 +117,7 @@ pub fn run<M: Model>(
         log,
         unlogged,
         tracing,
-        evaluation,
+        evaluations,
         saving,
         rewind_to,
     };
@@ -129,7 +139,7 @@ pub fn run<M: Model>(
     let checkpoint = run.save_last()?;
     run.finish_trace()?;
     run.draw();
-    Ok(RunResult { stop_reason: ended, evaluation: run.evaluation, checkpoint })
+    Ok(RunResult { stop_reason: ended, evaluations: run.evaluations, checkpoint })
 }
 
 /// Locks `folder` for a run that has taken `done` steps, before anything there is written, and removes the remains of a
@@ -150,7 +160,7 @@ fn claim(folder: &Path, done: u64, observer: &mut dyn Observer) -> Result<RunLoc
 /// A run on its way.
 struct Run<'a, M: Model> {
     trainer: &'a mut Trainer<M>,
-    data: &'a RunData<'a>,
+    data: &'a RunData<'a, M>,
     config: &'a RunConfig,
     stop: &'a StopFlag,
     observer: &'a mut dyn Observer,
@@ -160,8 +170,8 @@ struct Run<'a, M: Model> {
     /// Whether the run has warned that lines of metrics are lost.
     unlogged: bool,
     tracing: Tracing,
-    /// The evaluation after the last step.
-    evaluation: Option<Evaluation>,
+    /// The evaluations of validation sets after the last step.
+    evaluations: Vec<SetEvaluation>,
     saving: Saving<'a>,
     /// The checkpoint to which training is rewound behind a bad step, perhaps while it is being written.
     rewind_to: Option<PathBuf>,
@@ -177,7 +187,7 @@ struct StopRequests {
 
 impl<M: Model> Run<'_, M> {
     fn take_steps(&mut self) -> Result<StopReason> {
-        let Intervals { train_iters, save_interval, eval_interval, exit_interval, log_interval } =
+        let Intervals { train_iters, save_interval, exit_interval, log_interval, .. } =
             self.config.intervals;
         let mut steps = 0_u64;
         let ended = loop {
@@ -212,15 +222,15 @@ impl<M: Model> Run<'_, M> {
             let last = step == train_iters;
             let due = |every: u64| step.is_multiple_of(every);
             let saves = last || due(save_interval);
-            let evaluates = self.data.validation.is_some() && (last || due(eval_interval));
+            let evaluates = Due::after(step, &self.config.intervals, self.data);
             let reads = !self.trainer.scope().device().is_gpu() || due(log_interval) || steps == 1;
-            if !(reads || evaluates || saves) {
+            if !(reads || evaluates.any() || saves) {
                 continue;
             }
             let mut metrics = self.measure()?;
             let newest = metrics.pop();
             self.tell(&metrics);
-            if evaluates {
+            if evaluates.any() {
                 self.trainer.release_graph(); // before anything else takes memory beside it
             }
             let saved = match saves {
@@ -233,16 +243,22 @@ impl<M: Model> Run<'_, M> {
                 self.rewind_to = Some(self.config.folder.join(checkpoint::folder_name(step)));
             }
             let found = match &saved {
-                Ok(_) if evaluates => self.evaluate(step),
-                _ => Ok(None),
+                Ok(_) if evaluates.any() => self.evaluate(evaluates),
+                _ => Ok(Results::default()),
             };
-            // The step's line has the evaluation that follows it, and is there whatever fails.
-            let validation_loss = found.as_ref().ok().and_then(|found| Some(found.as_ref()?.loss));
+            // The step's line has the evaluations that follow it, and is there whatever fails.
             if let Some(newest) = newest {
-                self.tell(&[Metrics { validation_loss, ..newest }]);
+                let results = found.as_ref().ok();
+                self.tell(&[match results {
+                    Some(results) => results.add_to(newest),
+                    None => newest,
+                }]);
             }
             saved?;
-            self.evaluation = found?.filter(|_| last);
+            let found = found?;
+            if last {
+                self.evaluations = found.sets;
+            }
         };
         let rest = self.measure()?;
         self.tell(&rest);
@@ -267,14 +283,11 @@ impl<M: Model> Run<'_, M> {
         Ok(StopRequests { stop: sums[0] > 0.0, late: sums[1] > 0.0 })
     }
 
-    /// Evaluates the model on the validation set; returns nothing if the run is asked to stop.
-    fn evaluate(&mut self, step: u64) -> Result<Option<Evaluation>> {
-        let Some(validation) = self.data.validation else { return Ok(None) };
-        let found = self.trainer.evaluate(validation, self.stop)?;
-        if let Some(found) = found.as_ref().filter(|_| self.first) {
-            self.observer.evaluated(step, found);
-        }
-        Ok(found)
+    /// Evaluates what is due; less if the run is asked to stop.
+    fn evaluate(&mut self, due: Due) -> Result<Results> {
+        let Run { trainer, data, config, stop, observer, first, .. } = self;
+        let observer = first.then_some(&mut **observer as &mut dyn Observer);
+        evaluate(due, trainer, data, &config.intervals, stop, observer)
     }
 
     /// Returns the checkpoint of the step that was taken last: waits for it if it is being written, and makes it if there
@@ -284,13 +297,25 @@ impl<M: Model> Run<'_, M> {
         if let Some(folder) = self.saving.folder(self.trainer.progress().step) {
             return Ok(folder);
         }
+        self.record_order();
         let folder = self.saving.save(self.trainer)?;
         self.tell_saved(Some(folder.clone()));
         Ok(folder)
     }
 
+    /// Notes the place in the order of the samples, for the next checkpoint.
+    fn record_order(&mut self) {
+        let consumed = self.trainer.progress().consumed_samples;
+        if let Some(state) = self.data.train.order_state(consumed) {
+            let mut progress = self.trainer.progress().clone();
+            progress.extra.insert(ORDER_STATE.to_string(), state.into());
+            self.trainer.set_progress(progress);
+        }
+    }
+
     /// Begins to write the checkpoint of the step that was taken last, after the one before it.
     fn begin_saving(&mut self) -> Result<()> {
+        self.record_order();
         let Some(waited) = self.saving.begin(self.trainer)? else { return Ok(()) };
         self.tell_saved(Some(waited.folder));
         // Ranks agree between two steps that all have written: a save in every step finds the one before it unpublished.

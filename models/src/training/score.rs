@@ -4,21 +4,29 @@
 //! requests --longest first--> micro-batches --by turns--> data-parallel replicas
 //!     --pipeline, forward only--> head over the scored positions alone --> sum over all ranks --> scores on every rank
 //! ```
+//!
+//! Under context parallelism a rank scores the positions that it holds. Replicas that run out of requests run blank
+//! micro-batches along: where they share weights (ZeRO stage 3), each gathers those of the others.
+
+mod batch;
 
 use ferrotron_autograd::{Var, no_grad};
-use ferrotron_nn::{Axis, Context};
+use ferrotron_nn::Axis;
 use ferrotron_parallel::collective::Reduction;
 use ferrotron_parallel::pipeline::{PipelineModel, PipelineSchedule, execute};
 use ferrotron_tensor::ops::reduce::KeepDims;
 use ferrotron_tensor::{DType, Device, Error, Result, Tensor};
+use std::collections::HashMap;
 
 use crate::finite::first_not_finite;
+use crate::io::data::TokenBatch;
 use crate::io::data::tasks::{ScoreRequest, TokenScore};
-use crate::io::data::{Batch, TokenBatch};
+use crate::model::config::GptConfig;
 use crate::model::gpt::Gpt;
 use crate::training::evaluate::LocalModel;
-use crate::training::microbatch::Microbatch;
 use crate::training::model::Model;
+use crate::training::stop::StopFlag;
+use batch::BatchInFlight;
 
 /// Elements of the logits that are in memory at once, unless a single position has more.
 const LOGITS_AT_ONCE: usize = 1 << 24;
@@ -33,31 +41,27 @@ pub struct ScoreConfig {
 }
 
 /// Scores `requests`; each result has the scores of [`ScoreRequest::num_scores`] tokens. All ranks of the model's mesh call
-/// this with the same requests and get the same results. `done` is told how many requests are scored, several times.
+/// this with the same requests and get the same results; `None` if one of them was asked to stop. `done` is told how many
+/// requests are scored, several times.
 ///
 /// Attention is causal, so what is padded and what else is in a batch changes no score, but by the rounding of sums.
 ///
 /// # Errors
-/// A request without a scored token, longer than the model's positions, or with a token outside its vocabulary; scores
-/// that are not finite; as the model and the communication do.
+/// As [`check_requests`]; scores that are not finite; as the model and the communication do.
 pub fn score(
     model: &LocalModel<Gpt>,
     requests: &[ScoreRequest],
     config: ScoreConfig,
+    stop: &StopFlag,
     mut done: impl FnMut(usize),
-) -> Result<Vec<Vec<TokenScore>>> {
-    let LocalModel { parts: [part], mesh, .. } = model else {
-        return Err(Error::config("score", "a rank must have one chunk of the model"));
-    };
-    if mesh.axis(Axis::Context).size() > 1 {
-        return Err(Error::config("score", "context-parallel-size must be 1"));
-    }
+) -> Result<Option<Vec<Vec<TokenScore>>>> {
+    let LocalModel { parts, mesh, .. } = model;
     let ScoreConfig { micro_batch_size: micro, top } = config;
     if micro == 0 {
         return Err(Error::config("score", "--micro-batch-size 0 must be at least 1"));
     }
-    check(model, requests)?;
-    let top = top.clamp(1, part.config().vocab_size);
+    check_requests(model.config, requests)?;
+    let top = top.clamp(1, model.config.vocab_size);
     // Those of one length meet, and the largest batch comes first.
     let mut order: Vec<usize> = (0..requests.len()).collect();
     order.sort_by_key(|&index| std::cmp::Reverse(requests[index].input_length()));
@@ -66,19 +70,30 @@ pub fn score(
     let in_flight = if stages == 1 { 1 } else { 4 * stages };
     let mut results = vec![Vec::new(); requests.len()];
     let mut scored = 0;
+    let host = Device::cpu(1)?;
+    // Ranks agree on the end, but do not wait for one another: each round asks for the next one.
+    let mut stops = stop.ask_all(mesh.world(), &host)?;
     for round in order.chunks(micro * data.size() * in_flight) {
-        let own: Vec<&[usize]> =
-            round.chunks(micro).skip(data.rank()).step_by(data.size()).collect();
+        let next = stop.ask_all(mesh.world(), &host)?;
+        if std::mem::replace(&mut stops, next).wait()? {
+            stops.wait()?;
+            return Ok(None);
+        }
+        let each = round.len().div_ceil(micro).div_ceil(data.size());
+        let own: Vec<&[usize]> = round
+            .chunks(micro)
+            .skip(data.rank())
+            .step_by(data.size())
+            .chain(std::iter::repeat(&[][..]))
+            .take(each)
+            .collect();
         let batches = own.iter().map(|batch| BatchInFlight::new(model, requests, batch));
         let batches = batches.collect::<Result<Vec<_>>>()?;
-        let mut run = ScoringModel { part, model, top, batches };
-        if !own.is_empty() {
-            let schedule = PipelineSchedule::forward_only(stages, own.len(), 1)?;
-            let device = model.scope.device();
-            device.run(|| no_grad(|| execute(&schedule, &mut run, mesh, 1.0)))?;
-        }
-        let found = run.batches.into_iter().map(|batch| batch.found);
-        let found = own.iter().copied().zip(found);
+        let mut run = ScoringModel { model, top, batches };
+        let schedule = PipelineSchedule::forward_only(stages, each, parts.len())?;
+        let device = model.scope.device();
+        device.run(|| no_grad(|| execute(&schedule, &mut run, mesh, 1.0)))?;
+        let found = own.iter().copied().zip(run.batches);
         let numbers = exchange(model, requests, round, top, found)?;
         let mut numbers = numbers.chunks_exact(1 + 2 * top);
         for &index in round {
@@ -92,17 +107,21 @@ pub fn score(
                 TokenScore { token, log_prob: numbers[0], top }
             });
             results[index] = scores.collect();
-            check_finite(part, mesh.world().size(), &results[index], request)?;
+            check_finite(parts, mesh.world().size(), &results[index], request)?;
         }
         scored += round.len();
         done(scored);
     }
-    Ok(results)
+    stops.wait()?;
+    Ok(Some(results))
 }
 
-/// Errors for requests that the model cannot score.
-fn check(model: &LocalModel<Gpt>, requests: &[ScoreRequest]) -> Result<()> {
-    let (longest, vocab) = (model.config.max_position_embeddings, model.config.vocab_size);
+/// Errors for requests that a model of `config` cannot score.
+///
+/// # Errors
+/// A request without a scored token, longer than the model's positions, or with a token outside its vocabulary.
+pub fn check_requests(config: &GptConfig, requests: &[ScoreRequest]) -> Result<()> {
+    let (longest, vocab) = (config.max_position_embeddings, config.vocab_size);
     for (index, request) in requests.iter().enumerate() {
         let refuse = |why: String| Err(Error::value("score", format!("request {index}: {why}")));
         let length = request.tokens.len();
@@ -123,19 +142,22 @@ fn check(model: &LocalModel<Gpt>, requests: &[ScoreRequest]) -> Result<()> {
 
 /// Errors, where a weight can be named with it, for a score that is not finite.
 fn check_finite(
-    part: &Gpt,
+    parts: &[Gpt],
     ranks: usize,
     scores: &[TokenScore],
     request: &ScoreRequest,
 ) -> Result<()> {
     let finite = |score: &TokenScore| score.log_prob.is_finite() && score.top[0].1.is_finite();
     let Some(at) = scores.iter().position(|score| !finite(score)) else { return Ok(()) };
-    let weight = if ranks == 1 { first_not_finite(part)? } else { None };
+    let weight = match (ranks, parts) {
+        (1, [whole]) => first_not_finite(whole)?,
+        _ => None,
+    };
     let message = weight.unwrap_or_else(|| {
         let (position, value) = (request.first_target + at, scores[at].log_prob);
         format!(
             "the log-probability of token {position} is {value}: weights are damaged, or {} overflows",
-            part.scope().dtype()
+            parts[0].scope().dtype()
         )
     });
     Err(Error::value("score", message))
@@ -148,25 +170,21 @@ fn exchange<'a>(
     requests: &[ScoreRequest],
     round: &[usize],
     top: usize,
-    found: impl Iterator<Item = (&'a [usize], Vec<f64>)>,
+    found: impl Iterator<Item = (&'a [usize], BatchInFlight)>,
 ) -> Result<Vec<f64>> {
     let width = 1 + 2 * top;
-    let mut starts = std::collections::HashMap::new();
+    let mut starts = HashMap::new();
     let mut length = 0;
     for &index in round {
         starts.insert(index, length);
         length += requests[index].num_scores() * width;
     }
     let mut numbers = vec![0.0; length];
-    for (batch, values) in found {
-        if values.is_empty() {
-            continue; // only ranks with the head have some
-        }
-        let mut values = values.as_slice();
-        for &index in batch {
-            let (own, rest) = values.split_at(requests[index].num_scores() * width);
-            numbers[starts[&index]..][..own.len()].copy_from_slice(own);
-            values = rest;
+    for (batch, BatchInFlight { scored, found, .. }) in found {
+        // Only ranks with the head have some.
+        for (place, values) in scored.iter().zip(found.chunks_exact(width)) {
+            let start = starts[&batch[place.row]] + place.number * width;
+            numbers[start..start + width].copy_from_slice(values);
         }
     }
     let world = model.mesh.world();
@@ -177,48 +195,8 @@ fn exchange<'a>(
     world.all_reduce(own, Reduction::Sum)?.wait()?.to_vec::<f64>()
 }
 
-/// A micro-batch with the rows of its scored tokens.
-struct BatchInFlight {
-    microbatch: Microbatch,
-    /// The positions, in (B T), whose outputs predict scored tokens.
-    rows: Vec<i64>,
-    /// The scored tokens; -1 where the likeliest is asked for.
-    targets: Vec<i64>,
-    /// The numbers of the scored tokens, on the rank that reports them.
-    found: Vec<f64>,
-}
-
-impl BatchInFlight {
-    fn new(
-        model: &LocalModel<Gpt>,
-        requests: &[ScoreRequest],
-        batch: &[usize],
-    ) -> Result<BatchInFlight> {
-        let lengths = batch.iter().map(|&index| requests[index].input_length());
-        let width = lengths.max().unwrap_or(1);
-        let mut inputs = vec![0_u32; batch.len() * width];
-        let (mut rows, mut targets) = (Vec::new(), Vec::new());
-        for (row, &index) in batch.iter().enumerate() {
-            let request = &requests[index];
-            let length = request.input_length();
-            inputs[row * width..][..length].copy_from_slice(&request.tokens[..length]);
-            for target in (request.first_target..).take(request.num_scores()) {
-                rows.push((row * width + target - 1) as i64);
-                targets.push(request.tokens.get(target).map_or(-1, |&token| i64::from(token)));
-            }
-        }
-        let dims = [batch.len(), width];
-        let batch =
-            Batch::new(0, dims[0], width).with_positions(TokenBatch::INPUTS, inputs, &dims)?;
-        let ctx = Context::eval(dims[0], width);
-        let microbatch = Microbatch::new(model.scope.device(), model.mesh, &batch, ctx)?;
-        Ok(BatchInFlight { microbatch, rows, targets, found: Vec::new() })
-    }
-}
-
-/// A rank's chunk on the micro-batches of a round.
+/// A rank's chunks on the micro-batches of a round.
 struct ScoringModel<'a> {
-    part: &'a Gpt,
     model: &'a LocalModel<'a, Gpt>,
     top: usize,
     batches: Vec<BatchInFlight>,
@@ -226,22 +204,23 @@ struct ScoringModel<'a> {
 
 impl ScoringModel<'_> {
     /// The numbers of the scored tokens of a micro-batch, for x (B, T, C); none on all tensor-parallel ranks but the first.
-    fn numbers(&self, batch: &BatchInFlight, x: &Tensor) -> Result<Vec<f64>> {
-        let device = x.device();
-        let width = x.dim(-1)?;
-        let ids = Tensor::from_slice(device, &batch.rows, &[batch.rows.len()])?;
-        let x = x.reshape(&[x.numel() / width, width])?.index_select(0, &ids)?; // (N, C)
-        let at_once = (LOGITS_AT_ONCE / self.part.config().vocab_size).max(1);
+    fn numbers(&self, part: &Gpt, batch: &BatchInFlight, x: &Tensor) -> Result<Vec<f64>> {
+        let at_once = (LOGITS_AT_ONCE / part.config().vocab_size).max(1);
         let reports = self.model.mesh.axis(Axis::Tensor).rank() == 0;
         let mut numbers = Vec::new();
-        for (chunk, targets) in batch.targets.chunks(at_once).enumerate() {
-            let count = targets.len();
-            let rows = x.narrow(0, chunk * at_once, count)?.reshape(&[1, count, width])?;
-            let logits = self.part.logits(&Var::constant(rows))?.into_value(); // (1, n, V)
-            if reports {
+        // Ranks without a scored token run the head along.
+        for first in (0..batch.scored.len().max(1)).step_by(at_once) {
+            let count = at_once.min(batch.scored.len() - first);
+            let rows = batch.rows(self.model, x, first, count)?; // (n, C), or a share
+            let dims = [1, rows.dim(0)?, rows.dim(1)?];
+            let logits = part.logits(&Var::constant(rows.reshape(&dims)?))?.into_value(); // (1, n, V)
+            if reports && count > 0 {
                 let wide = if logits.dtype() == DType::F64 { DType::F64 } else { DType::F32 };
+                let logits = logits.narrow(1, 0, count)?.contiguous()?;
                 let logits = logits.reshape(&[count, logits.dim(-1)?])?.cast(wide)?;
-                numbers.extend(self.token_numbers(&logits.log_softmax(-1)?, targets)?);
+                let targets: Vec<i64> =
+                    batch.scored[first..][..count].iter().map(|token| token.target).collect();
+                numbers.extend(self.token_numbers(&logits.log_softmax(-1)?, &targets)?);
             }
         }
         Ok(numbers)
@@ -289,20 +268,20 @@ fn likeliest(row: &[f64], count: usize) -> Vec<(u32, f64)> {
 
 impl PipelineModel for ScoringModel<'_> {
     fn activation(&self, microbatch: usize) -> (Vec<usize>, DType, Device) {
-        let dims = self.part.activation_dims(&self.batches[microbatch].microbatch);
+        let dims = self.model.parts[0].activation_dims(&self.batches[microbatch].microbatch);
         (dims, self.model.scope.dtype(), self.model.scope.device().clone())
     }
 
-    fn forward(&mut self, microbatch: usize, _: usize, input: Option<Var>) -> Result<Var> {
+    fn forward(&mut self, microbatch: usize, chunk: usize, input: Option<Var>) -> Result<Var> {
         let batch = &self.batches[microbatch];
-        let ctx = batch.microbatch.ctx();
+        let (ctx, part) = (batch.microbatch.ctx(), &self.model.parts[chunk]);
         let x = match input {
             Some(x) => x,
-            None => self.part.embed(ctx, batch.microbatch.get(TokenBatch::INPUTS)?)?,
+            None => part.embed(ctx, batch.microbatch.get(TokenBatch::INPUTS)?)?,
         };
-        let x = self.part.run_blocks(ctx, x)?;
-        if self.part.chunk().last {
-            let found = self.numbers(batch, x.value())?;
+        let x = part.run_blocks(ctx, x)?;
+        if part.chunk().last {
+            let found = self.numbers(part, batch, x.value())?;
             self.batches[microbatch].found = found;
             // The pipeline takes a loss of the last chunk, which nobody reads.
             return Tensor::full(self.model.scope.device(), DType::F64, &[], 0.0)

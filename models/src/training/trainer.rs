@@ -220,8 +220,13 @@ impl<M: Model> Trainer<M> {
         samples: &dyn FiniteSamples,
         stop: &StopFlag,
     ) -> Result<Option<Evaluation>> {
+        evaluate(&self.local_model(), samples, self.config.batch_size, stop)
+    }
+
+    /// This rank's chunks of the model, to evaluate it.
+    pub fn local_model(&self) -> LocalModel<'_, M> {
         let Trainer { parts, model: config, scope, mesh, .. } = self;
-        evaluate(&LocalModel { parts, config, scope, mesh }, samples, self.config.batch_size, stop)
+        LocalModel { parts, config, scope, mesh }
     }
 
     /// The progress of the run.

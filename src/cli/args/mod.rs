@@ -3,6 +3,7 @@
 pub(super) mod bert;
 pub(super) mod data;
 pub(super) mod device;
+pub(super) mod evaluation;
 pub(super) mod learning_rate;
 pub(super) mod model;
 pub(super) mod offload;

@@ -63,7 +63,7 @@ pub struct RunArgs {
     /// Steps between evaluations; one follows the last step; 0 for none at all [default: 250]
     #[arg(long, value_name = "N")]
     pub eval_interval: Option<u64>,
-    /// Global batches of validation data in each evaluation, from the beginning; 'all' for all, 0 for no evaluation
+    /// Batches of validation data in each evaluation, from the beginning; 'all' for all, 0 for no evaluation
     #[arg(long, value_name = "N", default_value = "20")]
     pub eval_iters: EvalIters,
     /// Steps between lines where no terminal shows a progress bar, 0 for none; a GPU is waited for, and the metrics
@@ -88,7 +88,7 @@ pub struct RunArgs {
     pub sample_length: Option<usize>,
 }
 
-/// Global batches of an evaluation; `None` for the whole validation set.
+/// Batches of an evaluation; `None` for the whole validation set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct EvalIters(pub Option<u64>);
 
@@ -101,7 +101,7 @@ impl FromStr for EvalIters {
             number => number
                 .parse()
                 .map(|number| EvalIters(Some(number)))
-                .map_err(|_| "must be a number of global batches, or 'all'".into()),
+                .map_err(|_| "must be a number of batches, or 'all'".into()),
         }
     }
 }

@@ -33,6 +33,9 @@ pub struct TensorboardArgs {
     /// Write the perplexity beside the validation loss
     #[arg(long, requires = "tensorboard_dir")]
     pub log_validation_ppl_to_tensorboard: bool,
+    /// Write a sample of text of --sample-length tokens every --eval-tasks-interval steps, too, if a rank has the whole GPT
+    #[arg(long, requires = "tensorboard_dir")]
+    pub log_samples_to_tensorboard: bool,
     /// Leave out the loss scale
     #[arg(long, requires = "tensorboard_dir")]
     pub no_log_loss_scale_to_tensorboard: bool,

@@ -13,6 +13,7 @@ use ferrotron::{Error, Result};
 
 use crate::cli::args::data::DataArgs;
 use crate::cli::args::device::{DeviceArgs, ExecutionArgs};
+use crate::cli::args::evaluation::EvaluationArgs;
 use crate::cli::args::learning_rate::LearningRateArgs;
 use crate::cli::args::model::ModelArgs;
 use crate::cli::args::offload::OffloadArgs;
@@ -33,6 +34,8 @@ pub struct TrainArgs {
     pub optimization: OptimizationArgs,
     #[command(flatten)]
     pub run: RunArgs,
+    #[command(flatten)]
+    pub evaluation: EvaluationArgs,
     #[command(flatten)]
     pub tensorboard: TensorboardArgs,
     #[command(flatten)]
@@ -63,10 +66,12 @@ impl TrainArgs {
                 (progress.step + left) / every * every
             }
         };
+        let eval_interval = steps(self.run.eval_interval, 250, parallel);
         let intervals = Intervals {
             train_iters,
             save_interval: steps(self.run.save_interval, 500, parallel),
-            eval_interval: steps(self.run.eval_interval, 250, parallel),
+            eval_interval,
+            eval_tasks_interval: self.evaluation.eval_tasks_interval.unwrap_or(eval_interval),
             exit_interval: self.run.exit_interval,
             log_interval: self.run.log_interval,
         };

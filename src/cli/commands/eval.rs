@@ -5,7 +5,7 @@ mod bert;
 mod tasks;
 
 use ferrotron::models::data::{
-    BlendedDataset, Dataset, DocumentConfig, DocumentSamples, FiniteSamples, PackedSamples,
+    Blend, BlendConfig, BlendedDataset, DataConfig, DocumentConfig, DocumentSamples, FiniteSamples,
     TokenSource, Validation,
 };
 use ferrotron::models::evaluate::{Evaluation, LocalModel, evaluate};
@@ -20,17 +20,22 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 pub use args::EvalArgs;
-use args::Task;
+use args::SplitPart;
 
 use crate::cli::args::data::{DataArgs, DataSource};
 use crate::cli::corpus;
 use crate::cli::definition::Definition;
+use crate::cli::gpt_input::windows;
 use crate::cli::job::{ModelRank, all_ready, run_on_ranks};
 use crate::cli::loaded::{Loaded, is_bert, named_or_newest};
 use crate::cli::options::remembered;
 use crate::cli::output;
+use crate::cli::tasks::Task;
 
-/// Measures the loss over every token of the validation part, or evaluates tasks; by several ranks if there are.
+/// The seed of a run that names none: the default of `--seed`.
+const DEFAULT_SEED: u32 = 1234;
+
+/// Measures the loss over a part of the data, or evaluates tasks; by several ranks if there are.
 pub fn eval(args: &EvalArgs, definition: &Definition) -> Result<ExitCode> {
     let path = named_or_newest(args.load.as_ref())?;
     let tasks = args.tasks()?;
@@ -52,7 +57,7 @@ pub fn eval(args: &EvalArgs, definition: &Definition) -> Result<ExitCode> {
     })
 }
 
-/// Measures the loss over every token of the validation part.
+/// Measures the loss over a part of the data.
 fn loss(args: &EvalArgs, path: &Path, definition: &Definition, place: &ModelRank) -> Result<()> {
     let (loaded, batches) = all_ready(place, prepare(args, path, definition, place))?;
     let Evaluation { loss, perplexity, tokens, .. } = batches.evaluate(&loaded, place)?;
@@ -87,23 +92,25 @@ fn prepare(
     let is_run = loaded.checkpoint.as_ref().is_some_and(|checkpoint| !checkpoint.run().is_null());
     let (source, origin) = args.data_config(&saved, is_run)?;
     let of_run = DataArgs::from_options(&saved);
-    let none = || {
-        let message = "leaves no token of this data to evaluate: give a larger share, or 1 for all";
-        Error::config("--valid-fraction", message)
-    };
-    let evaluated = match (source, of_run.packing.config(seq_length)) {
-        (DataSource::Sets(config), Some(packing)) => config
-            .check_tokenizer(&tokenizer)
-            .and_then(|()| BlendedDataset::open_pairs(&config, tokenizer.vocab_size()))
-            .and_then(|sets| PackedSamples::new(&sets.validation.ok_or_else(none)?, &packing))
-            .map(Evaluated::Packed),
-        (source, _) => {
-            let whole = args.valid_fraction == Some(1.0);
-            let evaluated = |dataset: Dataset| match whole {
-                true => Ok(dataset.train),
-                false => dataset.validation.ok_or_else(none),
-            };
-            open_streams(source, &tokenizer).and_then(evaluated).map(Evaluated::Stream)
+    let samples = args.samples(&saved)?;
+    let evaluated = match source {
+        DataSource::Files(config) => files(args, &config, &tokenizer, samples, seq_length),
+        DataSource::Sets(config) => {
+            let packing = of_run.packing.config(seq_length);
+            // Validation has other samples in each evaluation of the run.
+            let is_megatron = saved.values("data-order") == ["megatron"];
+            let seed =
+                saved.values("seed").pop().map_or(Some(DEFAULT_SEED), |seed| seed.parse().ok());
+            let wanted = is_megatron && args.part() == SplitPart::Test && samples.is_some();
+            let order = seed.filter(|_| wanted).map(|seed: u32| (seed, 1));
+            sets(args.part(), &config, &tokenizer, packing.is_some()).and_then(|blend| {
+                match (blend.num_sets(), packing, samples, order) {
+                    (1, None, None, None) => Ok(Evaluated::Stream(blend.tokens())),
+                    (..) => {
+                        windows(&blend, seq_length, samples, packing, order).map(Evaluated::Samples)
+                    }
+                }
+            })
         }
     };
     let evaluated = evaluated.at(origin)?;
@@ -113,26 +120,67 @@ fn prepare(
     Ok((loaded, batches))
 }
 
-/// Opens data as streams of tokens.
-fn open_streams(source: DataSource, tokenizer: &Tokenizer) -> Result<Dataset> {
-    match source {
-        DataSource::Files(config) => {
-            let paths = config.data.iter().map(PathBuf::as_path);
-            corpus::warn_of_pairs(paths, output::note);
-            corpus::open(&config, tokenizer, output::note)
+/// Opens the part of files that is evaluated.
+fn files(
+    args: &EvalArgs,
+    config: &DataConfig,
+    tokenizer: &Tokenizer,
+    samples: Option<u64>,
+    seq_length: usize,
+) -> Result<Evaluated> {
+    corpus::warn_of_pairs(config.data.iter().map(PathBuf::as_path), output::note);
+    let dataset = corpus::open(config, tokenizer, output::note)?;
+    let source = match args.part() {
+        SplitPart::Valid if args.valid_fraction == Some(1.0) => dataset.train,
+        SplitPart::Valid => dataset.validation.ok_or_else(|| {
+            let message =
+                "leaves no token of this data to evaluate: give a larger share, or 1 for all";
+            Error::config("--valid-fraction", message)
+        })?,
+        SplitPart::Train => dataset.train,
+        SplitPart::Test => {
+            let message = "test is a part of data sets, and nothing reads that of --data: evaluate its file by --data FILE \
+                           --valid-fraction 1";
+            return Err(Error::config("--split-part", message));
         }
-        DataSource::Sets(config) => {
-            config.check_tokenizer(tokenizer)?;
-            Ok(BlendedDataset::open(&config, tokenizer.vocab_size())?.streams())
+    };
+    match samples {
+        None => Ok(Evaluated::Stream(source)),
+        Some(samples) => {
+            let windows = Validation::new(source, seq_length)?.first(samples)?;
+            Ok(Evaluated::Samples(Box::new(windows)))
         }
     }
+}
+
+/// Opens the part of data sets that is evaluated.
+fn sets(
+    part: SplitPart,
+    config: &BlendConfig,
+    tokenizer: &Tokenizer,
+    pairs: bool,
+) -> Result<Blend> {
+    config.check_tokenizer(tokenizer)?;
+    let open = if pairs { BlendedDataset::open_pairs } else { BlendedDataset::open };
+    let BlendedDataset { training, validation, test } = open(config, tokenizer.vocab_size())?;
+    let (found, names) = match part {
+        SplitPart::Train => (Some(training), ""),
+        SplitPart::Valid => (validation, "--valid-data-path"),
+        SplitPart::Test => (test, "--test-data-path"),
+    };
+    found.ok_or_else(|| {
+        let message = format!(
+            "the run has held out nothing for this part: neither by {names} nor by --split; name data by --data"
+        );
+        Error::config("--split-part", message)
+    })
 }
 
 /// The tokens that are evaluated.
 enum Evaluated {
     Stream(TokenSource),
-    /// Fine-tuning samples, whose completions count.
-    Packed(PackedSamples),
+    /// Windows of several sets or some of one, or fine-tuning samples, whose completions count.
+    Samples(Box<dyn FiniteSamples>),
 }
 
 /// The data of an evaluation, and how it is cut.
@@ -152,7 +200,7 @@ impl Batches {
     fn evaluate(&self, loaded: &Loaded<Gpt>, place: &ModelRank) -> Result<Evaluation> {
         let found = match &self.evaluated {
             Evaluated::Stream(source) => self.of(loaded, place, source)?,
-            Evaluated::Packed(samples) => self.samples(loaded, place, samples)?,
+            Evaluated::Samples(samples) => self.ended(loaded, place, &**samples)?,
         };
         if found.loss.is_finite() {
             return Ok(found);
@@ -161,7 +209,7 @@ impl Batches {
             1 => match (first_not_finite(&loaded.model)?, &self.evaluated) {
                 (Some(weight), _) => weight,
                 (None, Evaluated::Stream(source)) => self.first_bad_batch(loaded, place, source)?,
-                (None, Evaluated::Packed(_)) => {
+                (None, Evaluated::Samples(_)) => {
                     format!("all weights are finite, and {} overflows", loaded.scope.dtype())
                 }
             },
@@ -177,12 +225,20 @@ impl Batches {
         place: &ModelRank,
         source: &TokenSource,
     ) -> Result<Evaluation> {
-        let plain = Validation::new(source.clone(), self.seq_length)?;
-        let validation: Box<dyn FiniteSamples> = match self.documents {
-            Some(config) => Box::new(DocumentSamples::new(plain, config)),
-            None => Box::new(plain),
-        };
-        self.samples(loaded, place, &*validation)
+        self.ended(loaded, place, &Validation::new(source.clone(), self.seq_length)?)
+    }
+
+    /// Evaluates samples, in which documents end as in the run.
+    fn ended(
+        &self,
+        loaded: &Loaded<Gpt>,
+        place: &ModelRank,
+        samples: &dyn FiniteSamples,
+    ) -> Result<Evaluation> {
+        match self.documents {
+            Some(config) => self.samples(loaded, place, &DocumentSamples::new(samples, config)),
+            None => self.samples(loaded, place, samples),
+        }
     }
 
     fn samples(

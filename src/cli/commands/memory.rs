@@ -13,11 +13,11 @@ use std::process::ExitCode;
 use crate::cli::architecture::TrainedModel;
 use crate::cli::args::model::Architecture;
 use crate::cli::args::train::TrainArgs;
-use crate::cli::commands::train::{known_vocab_size, open_tokenizer};
 use crate::cli::definition::Definition;
 use crate::cli::options::imported::Imported;
 use crate::cli::options::{Options, other_optimizers, remembered};
 use crate::cli::plan::plan;
+use crate::cli::run_tokenizer::{known_vocab_size, open_tokenizer};
 use crate::cli::{bytes, memory_limits, output};
 
 /// Tokens of the GPT-2 vocabulary, with which the presets were trained.

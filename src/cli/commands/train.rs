@@ -1,11 +1,14 @@
 //! `ferrotron train`: alone, as one rank of a job, or as the launcher of one.
 
+use ferrotron::Result;
 use ferrotron::models::bert::Bert;
 use ferrotron::models::checkpoint::{Checkpoint, processor_change, record_processor};
 use ferrotron::models::data::{DataFingerprint, DataOrigin};
 use ferrotron::models::gpt::Gpt;
 use ferrotron::models::memory::{self, StageMemory};
-use ferrotron::models::run::{Intervals, Observer, RunConfig, StopReason, TensorboardLog, run};
+use ferrotron::models::run::{
+    EvaluationTask, Intervals, ORDER_STATE, Observer, RunConfig, StopReason, TensorboardLog, run,
+};
 use ferrotron::models::tensorboard::event_files;
 use ferrotron::models::tokenizer::Tokenizer;
 use ferrotron::models::trainer::Trainer;
@@ -14,11 +17,10 @@ use ferrotron::parallel::agreement::agree;
 use ferrotron::parallel::collective::World;
 use ferrotron::parallel::launch::{INTERRUPTED, RankEnvironment};
 use ferrotron::parallel::mesh::Mesh;
-use ferrotron::{Error, Result};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use crate::cli::architecture::{OrderLength, RunInput, TrainedModel};
+use crate::cli::architecture::TrainedModel;
 use crate::cli::args::data::DataOrder;
 use crate::cli::args::device::DeviceChoice;
 use crate::cli::args::model::Architecture;
@@ -30,12 +32,13 @@ use crate::cli::exit_signals::ExitSignals;
 use crate::cli::job;
 use crate::cli::job::ProcessRole;
 use crate::cli::loaded::check_vocab_size;
-use crate::cli::options::imported::Imported;
 use crate::cli::options::{Options, other_optimizers};
 use crate::cli::output::failed;
 use crate::cli::plan::plan;
-use crate::cli::progress::TrainProgress;
+use crate::cli::progress::{TrainProgress, code_block};
 use crate::cli::rank_environment::rank_environment;
+use crate::cli::run_samples::{OrderLength, RunInput};
+use crate::cli::run_tokenizer::{known_vocab_size, open_tokenizer};
 use crate::cli::{closing_report, corpus, memory_limits, output, report, resume, run_folder};
 
 /// Trains, reports and leaves a run folder behind; or starts processes that do. `given` holds the options that were
@@ -122,10 +125,11 @@ fn train_planned<M: TrainedModel>(
     plan.train(&mesh, &data, signals)
 }
 
-/// The opened data of a run.
-struct Data {
+/// The opened data of a run, and the tasks on which it evaluates its model.
+struct Data<M: TrainedModel> {
     input: RunInput,
     fingerprint: DataFingerprint,
+    tasks: Vec<Box<dyn EvaluationTask<M>>>,
 }
 
 /// A run after every check that can refuse it, before anything starts.
@@ -151,6 +155,7 @@ impl<M: TrainedModel> PreparedRun<M> {
             args.data.source()?;
             let job = ProcessRole::new(&args.parallel.ranks, rank.cloned())?;
             args.run.validate()?;
+            args.evaluation.validate()?;
             args.tensorboard.validate()?;
             args.device.dtype()?;
             if let Some(checkpoint) = &resumed {
@@ -196,7 +201,7 @@ impl<M: TrainedModel> PreparedRun<M> {
     }
 
     /// Opens the data, and compares it with that of the checkpoint.
-    fn data(&self) -> Result<Data> {
+    fn data(&self) -> Result<Data<M>> {
         let Configuration { args, options, .. } = &self.configuration;
         let first = !matches!(&self.job, ProcessRole::Rank(rank) if rank.rank > 0);
         let warn = |warning: &str| {
@@ -209,7 +214,13 @@ impl<M: TrainedModel> PreparedRun<M> {
                 true => DataOrigin::BuiltIn,
                 false => DataOrigin::Files,
             };
-            let order = OrderLength { samples: self.samples()?, seed: args.optimization.seed };
+            let progress = self.resumed.as_ref().map(Checkpoint::progress);
+            let state = progress.and_then(|found| found.extra.get(ORDER_STATE)).cloned();
+            let order = OrderLength {
+                samples: self.samples()?,
+                seed: args.optimization.seed,
+                state: state.and_then(|state| serde_json::from_value(state).ok()),
+            };
             let input = M::open(args, &args.data.source()?, &order, &self.tokenizer, warn);
             let input = input.map_err(|error| match (origin, &self.resumed) {
                 (DataOrigin::BuiltIn, Some(_)) => corpus::not_encoded(&error),
@@ -220,19 +231,20 @@ impl<M: TrainedModel> PreparedRun<M> {
             if let Some(checkpoint) = &self.resumed {
                 fingerprint.check(&checkpoint.progress().extra, args.data.change(), origin)?;
             }
-            Ok(Data { input, fingerprint })
+            let tasks = M::tasks(args, &self.tokenizer, &self.run.model)?;
+            Ok(Data { input, fingerprint, tasks })
         };
         open().map_err(|error| options.name_sources(error))
     }
 
     /// Trains as one rank of `mesh`; the first one reports.
-    fn train(self, mesh: &Mesh, data: &Data, signals: &ExitSignals) -> Result<ExitCode> {
+    fn train(self, mesh: &Mesh, data: &Data<M>, signals: &ExitSignals) -> Result<ExitCode> {
         let options = self.configuration.options.clone();
         self.take_steps(mesh, data, signals).map_err(|error| options.name_sources(error))
     }
 
-    fn take_steps(self, mesh: &Mesh, data: &Data, signals: &ExitSignals) -> Result<ExitCode> {
-        let Data { input, fingerprint } = data;
+    fn take_steps(self, mesh: &Mesh, data: &Data<M>, signals: &ExitSignals) -> Result<ExitCode> {
+        let Data { input, fingerprint, tasks } = data;
         let PreparedRun { configuration, job, resumed, tokenizer, run: plan, stages, intervals } =
             self;
         let args = &configuration.args;
@@ -259,12 +271,14 @@ impl<M: TrainedModel> PreparedRun<M> {
         let loaded = resumed.as_ref().map(|checkpoint| checkpoint.folder().to_path_buf());
         let config = run_config(&configuration, &trainer, intervals, folder, loaded)?;
         let first = mesh.rank() == 0;
-        let order = (trainer.config().seed, trainer.config().batch_size.full_batch_size());
-        let samples = M::samples(input, &config, order).inspect_err(|_| {
-            if first {
-                run_folder::remove_if_empty(&config.folder);
-            }
-        })?;
+        let full = trainer.config().batch_size.full_batch_size();
+        let eval_batch = args.evaluation.eval_global_batch_size.unwrap_or(full);
+        let samples =
+            M::samples(input, &config, (trainer.config().seed, eval_batch)).inspect_err(|_| {
+                if first {
+                    run_folder::remove_if_empty(&config.folder);
+                }
+            })?;
         if first {
             report::before(&configuration, &trainer, &input.dataset, &tokenizer, &stages, &config)?;
             input.packing().iter().for_each(|packing| output::note(&packing.to_string()));
@@ -296,8 +310,8 @@ impl<M: TrainedModel> PreparedRun<M> {
         }
         // Until here there is nothing to save, and a signal ends the process.
         let stop = signals.stop_flag()?;
-        let outcome =
-            run(&mut trainer, &samples.run_data(&tokenizer), &config, &stop, &mut progress);
+        let data = samples.run_data(tasks, &tokenizer);
+        let outcome = run(&mut trainer, &data, &config, &stop, &mut progress);
         progress.finish();
         let outcome = outcome?;
         // All ranks have the same reason.
@@ -319,53 +333,6 @@ impl<M: TrainedModel> PreparedRun<M> {
             _ => ExitCode::SUCCESS,
         })
     }
-}
-
-/// A text as a block of code in Markdown.
-fn code_block(text: &str) -> String {
-    let lines = text.lines().map(|line| format!("    {line}\n"));
-    lines.collect()
-}
-
-pub fn open_tokenizer(
-    args: &TrainArgs,
-    resumed: Option<&Checkpoint>,
-    imported: Option<&Imported>,
-) -> Result<Tokenizer> {
-    let known = match resumed {
-        Some(checkpoint) => checkpoint.tokenizer().cloned(),
-        None => imported.map(Imported::tokenizer).transpose()?.flatten(),
-    };
-    match known {
-        Some(tokenizer) => match args.data.vocab_size {
-            Some(size) if size != tokenizer.vocab_size() => {
-                let message =
-                    format!("{size}, but the run has {} token ids", tokenizer.vocab_size());
-                Err(Error::config("--vocab-size", message))
-            }
-            _ => Ok(tokenizer),
-        },
-        None if args.model.task.is_some() && args.data.tokenizer == "char" => {
-            let message = "a task has no text for a char vocabulary: give --pretrained-checkpoint, or byte, or the path of a \
-                           vocab.txt or tokenizer.json";
-            Err(Error::config("--tokenizer", message))
-        }
-        None => args.data.tokenizer(corpus::text),
-    }
-}
-
-/// Number of token ids of the model that a run goes on from, which may have more than the tokenizer.
-pub fn known_vocab_size<M: TrainedModel>(
-    resumed: Option<&Checkpoint>,
-    imported: Option<&Imported>,
-) -> Result<Option<usize>> {
-    let config = match (resumed, imported) {
-        (_, Some(imported)) => Some(imported.model_config::<M>()?),
-        // Another architecture is refused with the rest of the shape.
-        (Some(checkpoint), None) => M::config_from(checkpoint).ok(),
-        (None, None) => None,
-    };
-    Ok(config.map(|config| M::sizes(&config).vocab_size))
 }
 
 fn run_config(

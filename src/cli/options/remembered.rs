@@ -32,6 +32,7 @@ const NOT_REMEMBERED: &[&str] = &[
     "log-batch-size-to-tensorboard",
     "log-world-size-to-tensorboard",
     "log-validation-ppl-to-tensorboard",
+    "log-samples-to-tensorboard",
     "no-log-loss-scale-to-tensorboard",
     "exit-interval",
     "exit-duration-in-mins",
@@ -78,6 +79,7 @@ const TOGETHER: &[&[&str]] = &[
         "recompute-modules",
         "distribute-saved-activations",
     ],
+    &["eval-tasks", "task-data"],
     // What waits outside of the device's memory, and in which form.
     &[
         "offload-optimizer-states",
@@ -111,6 +113,7 @@ const INPUTS: &[&str] = &[
     "per-split-data-args-path",
     "valid-data",
     "tokenizer",
+    "task-data",
 ];
 
 /// Options whose values are paths.
@@ -150,6 +153,10 @@ pub fn of_options(options: &Options) -> Map<String, Value> {
 /// An option's value in the form in which equal ones are equal: paths are absolute. Links stay, since machines may
 /// have their own targets of one.
 pub fn canonical(name: &str, text: &str) -> String {
+    if let Some((task, path)) = text.split_once('=').filter(|_| name == "task-data") {
+        let path = std::path::absolute(path).unwrap_or_else(|_| path.into());
+        return format!("{task}={}", path.display());
+    }
     let tokenizer = || name == "tokenizer" && matches!(text.parse(), Ok(TokenizerChoice::File(_)));
     let in_blend = || BLENDS.contains(&name) && text.parse::<f64>().is_err();
     if !PATHS.contains(&name) && !in_blend() && !tokenizer() {

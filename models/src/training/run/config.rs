@@ -8,6 +8,8 @@ use std::time::Instant;
 use crate::io::checkpoint::Retention;
 use crate::io::data::{Dataset, FiniteSamples, Sampler, Samples, Validation};
 use crate::io::tokenizer::Tokenizer;
+use crate::training::model::Model;
+use crate::training::run::task::EvaluationTask;
 
 /// The length of a run and the files that it writes.
 #[derive(Debug, Clone)]
@@ -45,6 +47,8 @@ pub struct Intervals {
     pub save_interval: u64,
     /// Steps between evaluations; one follows the last step; 0 for none at all.
     pub eval_interval: u64,
+    /// Steps between evaluations of tasks; one follows the last step; 0 for none at all.
+    pub eval_tasks_interval: u64,
     /// Stop when the step number is a multiple of this.
     pub exit_interval: Option<u64>,
     /// Steps between the times at which the host waits for a GPU to read its steps' numbers; 0 for none before it must.
@@ -62,6 +66,7 @@ impl Intervals {
     ///     train_iters: 800,
     ///     save_interval: 100,
     ///     eval_interval: 0,
+    ///     eval_tasks_interval: 0,
     ///     exit_interval: None,
     ///     log_interval: 100,
     /// };
@@ -74,6 +79,7 @@ impl Intervals {
             ("train-iters", self.train_iters),
             ("save-interval", self.save_interval),
             ("eval-interval", self.eval_interval),
+            ("eval-tasks-interval", self.eval_tasks_interval),
             ("exit-interval", self.exit_interval.unwrap_or(0)),
         ];
         let Some((name, steps)) = numbers.into_iter().find(|(_, n)| !n.is_multiple_of(every))
@@ -99,15 +105,25 @@ pub struct TraceConfig {
     pub steps: RangeInclusive<u64>,
 }
 
-/// The samples of a run.
-#[derive(Clone, Copy)]
-pub struct RunData<'a> {
+/// The samples of a run, and its tasks.
+pub struct RunData<'a, M: Model> {
     /// The training samples.
     pub train: &'a dyn Samples,
-    /// The samples of evaluations, if there are any.
-    pub validation: Option<&'a dyn FiniteSamples>,
+    /// The sets of evaluations, which are evaluated one after another.
+    pub validation: Vec<ValidationSet<'a>>,
+    /// The tasks that are evaluated every [`Intervals::eval_tasks_interval`] steps.
+    pub tasks: Vec<&'a dyn EvaluationTask<M>>,
     /// The tokenizer of the data, for checkpoints.
     pub tokenizer: Option<&'a Tokenizer>,
+}
+
+/// A set of samples for evaluations.
+#[derive(Clone, Copy)]
+pub struct ValidationSet<'a> {
+    /// Its name, if the run has several.
+    pub name: Option<&'a str>,
+    /// Its samples.
+    pub samples: &'a dyn FiniteSamples,
 }
 
 /// The samples that a run takes of token data.
@@ -121,9 +137,14 @@ pub struct TokenSamples {
 
 impl TokenSamples {
     /// The samples as [`run`](super::run) takes them.
-    pub fn run_data<'a>(&'a self, tokenizer: &'a Tokenizer) -> RunData<'a> {
-        let validation = self.validation.as_ref().map(|samples| samples as &dyn FiniteSamples);
-        RunData { train: &self.train, validation, tokenizer: Some(tokenizer) }
+    pub fn run_data<'a, M: Model>(&'a self, tokenizer: &'a Tokenizer) -> RunData<'a, M> {
+        let set = |samples: &'a Validation| ValidationSet { name: None, samples };
+        RunData {
+            train: &self.train,
+            validation: self.validation.iter().map(set).collect(),
+            tasks: Vec::new(),
+            tokenizer: Some(tokenizer),
+        }
     }
 }
 

@@ -2,6 +2,7 @@
 
 use ferrotron_tensor::{Error, Result};
 use serde::Deserialize;
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
@@ -42,6 +43,12 @@ pub struct LoggedStep {
     pub host_peak_bytes: Option<u64>,
     /// Validation loss, where one was measured after the step.
     pub validation_loss: Option<f64>,
+    /// The loss of each validation set by name, where the run has several.
+    #[serde(default)]
+    pub validation_losses: BTreeMap<String, Option<f64>>,
+    /// The numbers of each task by name, where tasks were evaluated after the step.
+    #[serde(default)]
+    pub tasks: BTreeMap<String, BTreeMap<String, Option<f64>>>,
 }
 
 /// Reads the metrics of a run, one step after another. The file may be one that a live run writes: a last line that is not

@@ -59,9 +59,15 @@ pub struct Metrics {
     /// Most bytes of host memory in use at once so far, if any were.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub host_peak_bytes: Option<usize>,
-    /// Validation loss, where one was measured after this step.
+    /// Validation loss, where one was measured after this step; of several sets, the mean over all their tokens.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub validation_loss: Option<f64>,
+    /// The loss of each validation set by name, where there are several.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub validation_losses: BTreeMap<String, f64>,
+    /// The numbers of each task by name, where tasks were evaluated after this step.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub tasks: BTreeMap<String, BTreeMap<&'static str, f64>>,
 }
 
 impl Metrics {
@@ -96,6 +102,8 @@ impl Metrics {
             host_peak_bytes: Some(device.memory_of(MemoryKind::Host).peak)
                 .filter(|&bytes| bytes > 0),
             validation_loss: None,
+            validation_losses: BTreeMap::new(),
+            tasks: BTreeMap::new(),
         }
     }
 }
@@ -259,6 +267,8 @@ mod tests {
             mem_peak_bytes: 1,
             host_peak_bytes: None,
             validation_loss: step.is_multiple_of(2).then_some(0.5),
+            validation_losses: BTreeMap::new(),
+            tasks: BTreeMap::new(),
         }
     }
 

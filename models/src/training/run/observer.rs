@@ -4,6 +4,7 @@ use std::path::Path;
 
 use crate::training::evaluate::Evaluation;
 use crate::training::run::metrics::Metrics;
+use crate::training::run::task::TaskResult;
 
 /// Watches a run.
 pub trait Observer {
@@ -11,8 +12,10 @@ pub trait Observer {
     fn advanced(&mut self, _step: u64) {}
     /// After every step, when its numbers are known: several may come at once.
     fn step(&mut self, metrics: &Metrics);
-    /// After every evaluation.
-    fn evaluated(&mut self, step: u64, evaluation: &Evaluation);
+    /// After every evaluation of a validation set, which has a name if the run has several.
+    fn evaluated(&mut self, step: u64, set: Option<&str>, evaluation: &Evaluation);
+    /// After every evaluation of a task.
+    fn evaluated_task(&mut self, _step: u64, _task: &str, _result: &TaskResult) {}
     /// After every checkpoint.
     fn saved(&mut self, folder: &Path);
     /// Called when something failed that does not end the run. Any rank may call it.

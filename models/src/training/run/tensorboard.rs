@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use crate::io::tensorboard::{EventFile, EventValue};
 use crate::training::evaluate::Evaluation;
 use crate::training::run::metrics::Metrics;
+use crate::training::run::task::TaskResult;
 
 /// Largest loss of which Megatron-LM writes the perplexity e^loss.
 const LARGEST_LOSS: f64 = 20.0;
@@ -71,21 +72,33 @@ impl TensorboardLog {
         }
     }
 
-    /// Writes the losses of an evaluation.
-    pub fn evaluated(&mut self, step: u64, evaluation: &Evaluation) -> Result<()> {
+    /// Writes the losses of an evaluation, under the name of the set if it has one.
+    pub fn evaluated(
+        &mut self,
+        step: u64,
+        set: Option<&str>,
+        evaluation: &Evaluation,
+    ) -> Result<()> {
+        let suffix = set.map_or_else(String::new, |name| format!("-{name}"));
         let mut values = Vec::new();
         let terms = match &evaluation.losses[..] {
             [] | [_] => vec![("lm loss".to_string(), evaluation.loss)],
             terms => terms.iter().map(|(name, loss)| (loss_tag(name), *loss)).collect(),
         };
         for (tag, loss) in terms {
-            values.push((format!("{tag} validation"), EventValue::Scalar(loss as f32)));
+            values.push((format!("{tag} validation{suffix}"), EventValue::Scalar(loss as f32)));
             if self.config.validation_ppl && tag != "accuracy" {
                 let perplexity = EventValue::Scalar(loss.min(LARGEST_LOSS).exp() as f32);
-                values.push((format!("{tag} validation ppl"), perplexity));
+                values.push((format!("{tag} validation{suffix} ppl"), perplexity));
             }
         }
         self.events.write(step, &values)
+    }
+
+    /// Writes the numbers of a task.
+    pub fn evaluated_task(&mut self, step: u64, task: &str, result: &TaskResult) -> Result<()> {
+        let scalar = |&(name, value)| (format!("{task}/{name}"), EventValue::Scalar(value as f32));
+        self.events.write(step, &result.numbers.iter().map(scalar).collect::<Vec<_>>())
     }
 
     /// The curves of a step.
@@ -158,6 +171,8 @@ mod tests {
             mem_peak_bytes: 1000,
             host_peak_bytes: None,
             validation_loss: None,
+            validation_losses: BTreeMap::new(),
+            tasks: BTreeMap::new(),
         }
     }
 

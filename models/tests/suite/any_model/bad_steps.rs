@@ -54,7 +54,7 @@ impl Observer for Watcher {
     fn step(&mut self, metrics: &Metrics) {
         self.0.push(metrics.clone());
     }
-    fn evaluated(&mut self, _: u64, _: &Evaluation) {}
+    fn evaluated(&mut self, _: u64, _: Option<&str>, _: &Evaluation) {}
     fn saved(&mut self, _: &Path) {}
     fn warning(&mut self, message: &str) {
         self.1.push(message.into());
@@ -105,6 +105,7 @@ fn watch(
                 train_iters: batches.len() as u64,
                 save_interval: SAVE_INTERVAL,
                 eval_interval: 0,
+                eval_tasks_interval: 0,
                 exit_interval,
                 log_interval: 1,
             },
@@ -117,7 +118,8 @@ fn watch(
             options: serde_json::Value::Null,
         };
         let samples = Batches(batches.to_vec());
-        let data = RunData { train: &samples, validation: None, tokenizer: None };
+        let data =
+            RunData { train: &samples, validation: Vec::new(), tasks: Vec::new(), tokenizer: None };
         let mut watcher = Watcher::default();
         run(&mut trainer, &data, &config, &StopFlag::default(), &mut watcher)?;
         Ok(watcher)

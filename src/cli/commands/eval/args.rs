@@ -8,7 +8,9 @@ use std::path::PathBuf;
 use crate::cli::args::data::{DataArgs, DataSource, SplitArgs};
 use crate::cli::args::device::DeviceArgs;
 use crate::cli::args::ranks::RankArgs;
+use crate::cli::args::run::EvalIters;
 use crate::cli::options::Options;
+use crate::cli::tasks::{Task, with_data};
 
 #[derive(Debug, Args)]
 pub struct EvalArgs {
@@ -21,6 +23,12 @@ pub struct EvalArgs {
     /// Fraction of the tokens, at the end, that is evaluated; 1 takes all [default: what the run held out, or 0.1]
     #[arg(long, value_name = "SHARE")]
     pub(super) valid_fraction: Option<f64>,
+    /// Part of the data: test is one of data sets alone, by --test-data-path or --split [default: valid]
+    #[arg(long, value_name = "PART", value_enum)]
+    pub(super) split_part: Option<SplitPart>,
+    /// Batches of the run's --eval-global-batch-size or global batch size, from the beginning; 'all' for all
+    #[arg(long, value_name = "N", default_value = "all")]
+    pub(super) eval_iters: EvalIters,
     /// Tasks to evaluate in place of a loss, on the data of --task-data
     #[arg(long, value_name = "TASK", value_enum, value_delimiter = ',', num_args = 1..)]
     pub(super) tasks: Vec<Task>,
@@ -49,26 +57,12 @@ pub struct EvalArgs {
     pub(super) ranks: RankArgs,
 }
 
-/// A task: of a language model, or race of a BERT that was fine-tuned for it.
+/// A part of the data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum Task {
-    Wikitext,
-    Lambada,
-    #[value(name = "lambada_openai")]
-    LambadaOpenAi,
-    Race,
-}
-
-impl Task {
-    /// Its name on the command line and in results.
-    pub fn name(self) -> &'static str {
-        match self {
-            Task::Wikitext => "wikitext",
-            Task::Lambada => "lambada",
-            Task::LambadaOpenAi => "lambada_openai",
-            Task::Race => "race",
-        }
-    }
+pub enum SplitPart {
+    Train,
+    Valid,
+    Test,
 }
 
 impl EvalArgs {
@@ -77,34 +71,54 @@ impl EvalArgs {
     /// # Errors
     /// A task without data or with data named twice; data of no task; options that mean nothing to tasks.
     pub(super) fn tasks(&self) -> Result<Vec<(Task, PathBuf)>> {
-        let refuse = |option: &'static str, message: String| Err(Error::config(option, message));
-        let is_task = |name: &str| self.tasks.iter().any(|task| task.name() == name);
-        let mut data: Vec<(&str, &str)> = Vec::new();
-        for word in &self.task_data {
-            let Some((name, path)) = word.split_once('=').filter(|(_, path)| !path.is_empty())
-            else {
-                return refuse("--task-data", format!("'{word}' is no TASK=PATH, as lambada=FILE"));
-            };
-            if !is_task(name) {
-                return refuse("--task-data", format!("'{name}' is not one of --tasks"));
-            }
-            if data.iter().any(|(known, _)| *known == name) {
-                return refuse("--task-data", format!("'{name}' is there twice"));
-            }
-            data.push((name, path));
-        }
         if !self.tasks.is_empty() && (!self.data.is_empty() || self.valid_fraction.is_some()) {
             let message = "names data of a loss: leave it and --valid-fraction out, or --tasks";
-            return refuse("--data", message.into());
+            return Err(Error::config("--data", message));
         }
-        let with_data = |task: &Task| match data.iter().find(|(name, _)| *name == task.name()) {
-            Some((_, path)) => Ok((*task, PathBuf::from(path))),
-            None => {
-                let message = format!("is missing: give {}=PATH", task.name());
-                Err(Error::config("--task-data", message))
+        if !self.tasks.is_empty() {
+            self.refuse_part("a task has no parts")?;
+        }
+        if self.valid_fraction.is_some() && self.part() != SplitPart::Valid {
+            let message = "says what is evaluated already: leave it or --split-part out";
+            return Err(Error::config("--valid-fraction", message));
+        }
+        with_data("--tasks", &self.tasks, &self.task_data)
+    }
+
+    /// Errors if a part of the data or a number of batches is asked for, where `why` there is none.
+    pub(super) fn refuse_part(&self, why: &str) -> Result<()> {
+        let options = [
+            ("--split-part", self.split_part.is_some()),
+            ("--eval-iters", self.eval_iters.0.is_some()),
+        ];
+        match options.iter().find(|(_, given)| *given) {
+            Some((option, _)) => Err(Error::config(option, format!("{why}: leave it out"))),
+            None => Ok(()),
+        }
+    }
+
+    /// The part of the data that is evaluated.
+    pub(super) fn part(&self) -> SplitPart {
+        self.split_part.unwrap_or(SplitPart::Valid)
+    }
+
+    /// The samples that are evaluated, in batches as those of the run with the `saved` options; `None` for all.
+    ///
+    /// # Errors
+    /// No batch; a model without a run, whose batches have no size.
+    pub(super) fn samples(&self, saved: &Options) -> Result<Option<u64>> {
+        let Some(batches) = self.eval_iters.0 else { return Ok(None) };
+        let number =
+            |name: &str| saved.values(name).pop().and_then(|text| text.parse::<u64>().ok());
+        let size = number("eval-global-batch-size").or_else(|| number("global-batch-size"));
+        match (batches, size) {
+            (0, _) => Err(Error::config("--eval-iters", "must be positive or 'all', got 0")),
+            (_, None) => {
+                let message = "counts batches of a run, and --load names none: leave it out";
+                Err(Error::config("--eval-iters", message))
             }
-        };
-        self.tasks.iter().map(with_data).collect()
+            (batches, Some(size)) => Ok(Some(batches.saturating_mul(size))),
+        }
     }
 
     /// The length of the sequences that are evaluated, of which a model takes `longest` tokens.

@@ -11,13 +11,14 @@ use ferrotron::{Error, Result};
 use serde_json::{Map, json};
 use std::path::{Path, PathBuf};
 
-use super::args::{EvalArgs, Task};
+use super::args::EvalArgs;
 use crate::cli::args::data::DataSource;
 use crate::cli::closing_report::bert_line;
 use crate::cli::definition::Definition;
 use crate::cli::job::{ModelRank, all_ready};
 use crate::cli::loaded::{Loaded, check_vocab_size};
 use crate::cli::options::remembered;
+use crate::cli::tasks::Task;
 use crate::cli::{corpus, output};
 
 /// Measures the losses over the validation part, or the accuracy in a task with the path of its data.
@@ -109,6 +110,7 @@ fn prepare(
     let saved = checkpoint.as_ref().map(|found| remembered::of_checkpoint(found, definition));
     let (saved, _) = saved.transpose()?.unwrap_or_default();
     let is_run = checkpoint.as_ref().is_some_and(|found| !found.run().is_null());
+    args.refuse_part("a bert is evaluated on all that was held out")?;
     let (source, origin) = args.data_config(&saved, is_run)?;
     let DataSource::Files(files) = source else {
         return Err(Error::config("--data", "a bert takes sentences of text files"));

@@ -4,6 +4,7 @@
 //! the pointer; without it the page lacks nothing else. A policy in the head forbids every request.
 
 use serde_json::Value;
+use std::collections::BTreeSet;
 use std::fmt::Write;
 
 use super::chart::{Chart, Style, Unit};
@@ -115,6 +116,9 @@ pub fn page(runs: &[ReportedRun], results: &[Results]) -> String {
     if let Some(table) = tables::evaluations(runs) {
         section(&mut page, "Evaluations during training", &table);
     }
+    if let Some(table) = tables::named(runs) {
+        section(&mut page, "Validation sets and tasks", &table);
+    }
     if let Some(table) = tables::files(results) {
         section(&mut page, "Evaluations", &table);
     }
@@ -172,6 +176,23 @@ fn curves(runs: &[ReportedRun]) -> String {
     };
     let steps = runs.iter().map(|run| run.totals.last_step).max();
     text.extend(PICTURES.iter().filter_map(|picture| chart(picture, "step", steps)));
+    let named: BTreeSet<&String> = runs.iter().flat_map(|run| run.curves.named.keys()).collect();
+    text.extend(named.into_iter().filter_map(|name| {
+        let found = runs.iter().enumerate();
+        let curves = found.filter_map(|(index, run)| Some((index, run.curves.named.get(name)?)));
+        let (curves, last_step) = (curves.collect(), steps.unwrap_or(0));
+        Chart {
+            title: name,
+            subtitle: "",
+            x_name: "step",
+            kind: ScaleKind::Linear,
+            unit: Unit::Plain,
+            last_step,
+            curves,
+            style: Style::Dots,
+        }
+        .figure()
+    }));
     // Steps of runs with other batches cannot be compared.
     let batches = || runs.iter().map(|run| run.totals.tokens_per_step);
     if batches().min() != batches().max() {

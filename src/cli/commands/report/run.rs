@@ -7,7 +7,7 @@ use ferrotron::parallel::agreement::Facts;
 use ferrotron::parallel::pipeline::PipelineConfig;
 use ferrotron::{Error, Result};
 use serde_json::Value;
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::path::Path;
 
 use super::schedule;
@@ -19,6 +19,9 @@ use crate::cli::options::remembered;
 
 /// Evaluations in the table of a run, the last ones.
 const EVALUATIONS: usize = 12;
+
+/// Numbers of tasks that say how large their data is.
+const SIZES: [&str; 4] = ["examples", "token_ratio", "tokens", "words"];
 
 /// One run.
 pub struct ReportedRun {
@@ -46,6 +49,8 @@ pub struct Curves {
     pub loss_scale: Series,
     /// The loss over tokens in place of steps.
     pub loss_by_tokens: Series,
+    /// The losses of validation sets and the numbers of tasks, by name.
+    pub named: BTreeMap<String, Series>,
 }
 
 /// Numbers of a whole run.
@@ -66,6 +71,8 @@ pub struct Totals {
     pub best: Option<(u64, f64)>,
     /// The last evaluations.
     pub evaluations: VecDeque<(u64, f64)>,
+    /// The last losses of validation sets and numbers of tasks, by name.
+    pub named: VecDeque<(u64, BTreeMap<String, f64>)>,
     /// The tokens of the first step.
     pub tokens_per_step: u64,
 }
@@ -150,6 +157,16 @@ fn add(curves: &mut Curves, totals: &mut Totals, line: &LoggedStep) {
     if let Some(loss) = line.loss {
         curves.loss_by_tokens.push(totals.tokens, loss);
     }
+    let named = named(line);
+    for (name, &value) in &named {
+        curves.named.entry(name.clone()).or_default().push(step, value);
+    }
+    if !named.is_empty() {
+        totals.named.push_back((step, named));
+        if totals.named.len() > EVALUATIONS {
+            totals.named.pop_front();
+        }
+    }
     if let Some(loss) = line.validation_loss {
         if totals.best.is_none_or(|(_, best)| loss < best) {
             totals.best = Some((step, loss));
@@ -159,6 +176,17 @@ fn add(curves: &mut Curves, totals: &mut Totals, line: &LoggedStep) {
             totals.evaluations.pop_front();
         }
     }
+}
+
+/// The losses of validation sets and the numbers of tasks in a line. What is the same in each evaluation is left out.
+fn named(line: &LoggedStep) -> BTreeMap<String, f64> {
+    let losses = line.validation_losses.iter();
+    let losses = losses.filter_map(|(set, loss)| Some((format!("loss of {set}"), (*loss)?)));
+    let numbers = line.tasks.iter().flat_map(|(task, numbers)| {
+        let changing = numbers.iter().filter(|(name, _)| !SIZES.contains(&name.as_str()));
+        changing.filter_map(move |(name, value)| Some((format!("{task} {name}"), (*value)?)))
+    });
+    losses.chain(numbers).collect()
 }
 
 /// The options of the newest checkpoint in `folder` with their defaults, those of the model, and the pipeline.

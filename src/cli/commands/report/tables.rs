@@ -132,6 +132,24 @@ pub fn evaluations(runs: &[ReportedRun]) -> Option<String> {
     (!steps.is_empty()).then(|| table("numbers", &head("step", runs), rows))
 }
 
+/// The last losses of validation sets and numbers of tasks, by run and step.
+pub fn named(runs: &[ReportedRun]) -> Option<String> {
+    let found = || runs.iter().flat_map(|run| &run.totals.named);
+    let names: BTreeSet<&String> = found().flat_map(|(_, numbers)| numbers.keys()).collect();
+    let titles = names.iter().map(|name| html(name));
+    let head: Vec<String> = ["run", "step"].map(String::from).into_iter().chain(titles).collect();
+    let rows = runs.iter().enumerate().flat_map(|(index, run)| {
+        let names = &names;
+        run.totals.named.iter().map(move |(step, numbers)| {
+            let cells = names.iter().map(|name| {
+                numbers.get(*name).map_or_else(|| NONE.to_string(), |value| number(*value))
+            });
+            [chip(index, run), count(*step)].into_iter().chain(cells).collect()
+        })
+    });
+    (!names.is_empty()).then(|| table("numbers", &head, rows))
+}
+
 /// The results of files of `--eval`, a row for each.
 pub fn files(results: &[Results]) -> Option<String> {
     let mut names: Vec<&String> = Vec::new();

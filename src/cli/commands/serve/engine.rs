@@ -8,6 +8,7 @@ use ferrotron::models::evaluate::LocalModel;
 use ferrotron::models::generate::{Sampling, generate};
 use ferrotron::models::gpt::Gpt;
 use ferrotron::models::score::{ScoreConfig, score};
+use ferrotron::models::stop::StopFlag;
 use ferrotron::models::tokenizer::Tokenizer;
 use ferrotron::parallel::agreement::broadcast_bytes;
 use ferrotron::{Error, ErrorKind, Result};
@@ -90,7 +91,7 @@ impl Engine<'_> {
             }
             let (requests, top) = decode(&message).ok_or_else(broken)?;
             let config = ScoreConfig { micro_batch_size: self.micro_batch_size, top };
-            match score(&self.model, &requests, config, |_| ()) {
+            match score(&self.model, &requests, config, &StopFlag::default(), |_| ()) {
                 // Rank 0 has it, too, and answers with it.
                 Err(error) if error.kind() == ErrorKind::Communication => return Err(error),
                 _ => {}
@@ -108,7 +109,9 @@ impl Engine<'_> {
             self.tell(&encode(requests, top))?;
         }
         let config = ScoreConfig { micro_batch_size: self.micro_batch_size, top };
-        score(&self.model, requests, config, |_| ())
+        // A signal is seen between requests.
+        let scores = score(&self.model, requests, config, &StopFlag::default(), |_| ())?;
+        Ok(scores.expect("a score that is not asked to stop has a result"))
     }
 
     fn answer(&self, prompts: &[Prompt]) -> Result<Vec<Completion>> {

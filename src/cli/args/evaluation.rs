@@ -1,0 +1,52 @@
+//! The options of evaluations during a run, beside their interval.
+
+use clap::Args;
+use ferrotron::{Error, Result};
+use std::path::PathBuf;
+
+use crate::cli::tasks::{Task, with_data};
+
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Evaluation")]
+pub struct EvaluationArgs {
+    /// Evaluate each set of --valid-data-path, --data-path or --valid-data by itself, and report each loss by the set's name
+    #[arg(long)]
+    pub multiple_validation_sets: bool,
+    /// Samples of a batch, which --eval-iters counts [default: the global batch size]
+    #[arg(long, value_name = "N")]
+    pub eval_global_batch_size: Option<usize>,
+    /// Tasks on which a GPT is evaluated every --eval-tasks-interval steps, on the data of --task-data
+    #[arg(long, value_name = "TASK", value_enum, value_delimiter = ',', num_args = 1..)]
+    pub eval_tasks: Vec<Task>,
+    /// Data of each task as TASK=PATH, as of eval
+    #[arg(long, value_name = "TASK=PATH", num_args = 1.., requires = "eval_tasks")]
+    task_data: Vec<String>,
+    /// Steps between evaluations of tasks; one follows the last step [default: --eval-interval]
+    #[arg(long, value_name = "N")]
+    pub eval_tasks_interval: Option<u64>,
+    /// Tokens between the windows of the task wikitext; of each window but the first the last ones so many are scored
+    #[arg(long, value_name = "N", default_value_t = 32)]
+    pub overlapping_eval: usize,
+}
+
+impl EvaluationArgs {
+    /// The tasks, each with the path of its data.
+    ///
+    /// # Errors
+    /// A task of a BERT, without data, or with data named twice; data of no task.
+    pub fn tasks(&self) -> Result<Vec<(Task, PathBuf)>> {
+        if self.eval_tasks.contains(&Task::Race) {
+            let message = "race is a task of a BERT, which --task race trains: --valid-data measures its accuracy";
+            return Err(Error::config("--eval-tasks", message));
+        }
+        with_data("--eval-tasks", &self.eval_tasks, &self.task_data)
+    }
+
+    /// Errors for numbers that mean nothing.
+    pub fn validate(&self) -> Result<()> {
+        if self.eval_global_batch_size == Some(0) {
+            return Err(Error::config("--eval-global-batch-size", "must be positive, got 0"));
+        }
+        self.tasks().map(drop)
+    }
+}
