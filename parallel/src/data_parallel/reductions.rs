@@ -138,6 +138,7 @@ impl ReductionState {
 
     pub fn begin_step(&self, microbatches: usize) {
         *lock(&self.turn) = 0;
+        self.buffers.zero_gradients();
         // The number of completions of a bucket, and the micro-batches of each.
         let (rounds, each) =
             if self.keeps_gradients() { (1, microbatches) } else { (microbatches, 1) };
@@ -146,12 +147,8 @@ impl ReductionState {
             let contributed = vec![false; missing];
             *lock(&self.reductions[bucket]) =
                 Reducing { missing, microbatches, rounds, contributed, ..Reducing::default() };
-            group.set_contributed(None);
             let hooks = &self.hooks.get().expect("set by `new`")[bucket];
-            for ((param, uses), hook) in group.params.iter().zip(&self.uses[bucket]).zip(hooks) {
-                param.leaf().zero_gradient();
-                hook.expect(uses * each);
-            }
+            self.uses[bucket].iter().zip(hooks).for_each(|(uses, hook)| hook.expect(uses * each));
         }
     }
 
