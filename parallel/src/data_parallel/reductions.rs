@@ -156,8 +156,10 @@ impl ReductionState {
     fn arrived(&self, bucket: usize) -> Result<()> {
         {
             let mut reducing = lock(&self.reductions[bucket]);
-            if reducing.rounds == 0 {
-                return Err(self.miscounted(bucket, 0));
+            match (reducing.rounds, reducing.microbatches) {
+                (0, 0) => return Err(outside()),
+                (0, _) => return Err(self.miscounted(bucket, 0)),
+                _ => {}
             }
             reducing.missing -= 1;
             if reducing.missing > 0 {
@@ -277,7 +279,7 @@ impl ReductionState {
                 return miscount(name, found, wanted);
             }
         }
-        Error::graph("backward", "a gradient arrived outside of a step: call `begin_step` first")
+        outside()
     }
 
     /// Starts gathering the weights of a group, after each rank has updated its shard.
@@ -309,6 +311,10 @@ pub(super) fn miscount(name: &str, found: usize, wanted: usize) -> Error {
          for each use, and `begin_step` must be told the number of micro-batches"
     );
     Error::graph("backward", message)
+}
+
+fn outside() -> Error {
+    Error::graph("backward", "a gradient arrived outside of a step: call `begin_step` first")
 }
 
 fn fewer(found: usize, told: usize) -> Error {

@@ -159,7 +159,8 @@ fn ranks_with_other_numbers_of_a_step_are_refused() -> Result<()> {
             let layout = ParallelDims::new(2, tensor, 1, pipeline)?;
             let mesh = Mesh::new(&world, layout, SequenceParallel::Off)?;
             let number = mesh.rank() as f64;
-            let scope = mesh.scope(&Device::cpu(1)?, DType::F64, 1).child(&format!("{number}"));
+            let stage = mesh.axis(Axis::Pipeline).rank();
+            let scope = mesh.scope(&Device::cpu(1)?, DType::F64, 1).child(&stage.to_string());
             let layer = Linear::new(&scope, 2, 1, Bias::No, Init::Ones)?;
             let parallel = DataParallel::new(&[&layer], &mesh, &DataParallelConfig::default())?;
             parallel.begin_step(1);

@@ -287,3 +287,37 @@ fn ranks_with_other_seeds_or_configurations_are_refused() -> Result<()> {
     }
     Ok(())
 }
+
+#[test]
+fn ranks_with_other_parameters_are_refused() -> Result<()> {
+    let device = Device::cpu(1)?;
+    for (ranks, sizes, odd) in [(2, (1, 1), 1), (2, (2, 1), 1), (4, (1, 2), 3)] {
+        for swapped in [true, false] {
+            let results = on_ranks(ranks, sizes, |mesh| {
+                let stage = mesh.axis(Axis::Pipeline).rank();
+                let scope = mesh.scope(&device, DType::F64, 1).child(&stage.to_string());
+                let [a, b] = ["a", "b"].map(|name| vector(&scope.child(name)));
+                let is_odd = mesh.rank() == odd;
+                b.0.set_trainable(swapped || !is_odd)?;
+                let modules: [&dyn Module; 2] = if swapped && is_odd { [&b, &a] } else { [&a, &b] };
+                DataParallel::new(&modules, mesh, &DataParallelConfig::default()).map(drop)
+            });
+            let (first, stage) = (odd - 1, sizes.1 - 1);
+            let want = match swapped {
+                true => format!(
+                    "parameter 1 is '{stage}.a.weight' [6] f64, trained on rank {first} and '{stage}.b.weight' [6] f64, \
+                     trained on rank {odd}: ranks"
+                ),
+                false => format!(
+                    "parameter 2 is '{stage}.b.weight' [6] f64, trained on rank {first} and '{stage}.b.weight' [6] f64, \
+                     frozen on rank {odd}: ranks"
+                ),
+            };
+            for result in results {
+                let error = result.unwrap_err().to_string();
+                assert!(error.contains(&want), "{sizes:?}: {error}");
+            }
+        }
+    }
+    Ok(())
+}
