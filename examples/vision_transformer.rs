@@ -5,17 +5,14 @@
 //!
 //! `cargo run --release --example vision_transformer`
 
-use ferrotron::autograd::ops::attention::packed_attention;
 use ferrotron::models::batch_size::BatchSize;
 use ferrotron::models::data::{Batch, GeneratedSamples};
 use ferrotron::models::stop::StopFlag;
 use ferrotron::models::trainer::*;
-use ferrotron::nn::Axis;
 use ferrotron::nn::schedule::LrSchedule;
+use ferrotron::nn::{AttentionMask, Axis};
 use ferrotron::parallel::mesh::{Mesh, ParallelDims};
 use ferrotron::prelude::*;
-use ferrotron::tensor::ops::attention::AttentionConfig as Scores;
-use ferrotron::tensor::ops::reduce::KeepDims;
 use serde::{Deserialize, Serialize};
 use std::f64::consts::PI;
 
@@ -35,31 +32,26 @@ struct VitConfig {
 #[derive(Module)]
 struct Block {
     norm_1: LayerNorm,
-    qkv: Linear,
-    proj: Linear,
+    attn: Attention,
     norm_2: LayerNorm,
     mlp: Mlp,
-    heads: usize,
 }
 
 impl Block {
     fn new(scope: &Scope, config: &VitConfig) -> Result<Block> {
         let c = config.width;
+        let attn =
+            AttentionConfig { mask: AttentionMask::None, ..AttentionConfig::new(c, config.heads) };
         Ok(Block {
             norm_1: LayerNorm::new(&scope.child("norm_1"), c, Bias::Yes, 1e-5),
-            qkv: Linear::new(&scope.child("qkv"), c, 3 * c, Bias::Yes, INIT)?,
-            proj: Linear::new(&scope.child("proj"), c, c, Bias::Yes, INIT)?,
+            attn: Attention::new(&scope.child("attn"), &attn)?,
             norm_2: LayerNorm::new(&scope.child("norm_2"), c, Bias::Yes, 1e-5),
             mlp: Mlp::new(&scope.child("mlp"), &MlpConfig::new(c, 4 * c))?,
-            heads: config.heads,
         })
     }
 
-    fn forward(&self, x: &Var) -> Result<Var> {
-        let qkv = self.qkv.forward(&self.norm_1.forward(x)?)?; // (B, T, 3 C)
-        let scores = Scores::bidirectional(x.dims()[2] / self.heads);
-        let mixed = packed_attention(&qkv, self.heads, self.heads, &scores)?; // (B, T, C)
-        let x = (x + self.proj.forward(&mixed)?)?; // (B, T, C)
+    fn forward(&self, ctx: &Context, x: &Var) -> Result<Var> {
+        let x = (x + self.attn.forward(ctx, &self.norm_1.forward(x)?, None)?)?; // (B, T, C)
         &x + self.mlp.forward(&self.norm_2.forward(&x)?)? // (B, T, C)
     }
 }
@@ -109,7 +101,7 @@ impl Model for Vit {
             Some((patches, positions)) => (patches.forward(&pixels)? + positions.var()?)?, // (B, T, C)
             None => input.expect("a later chunk has an input"),
         };
-        let x = self.blocks.iter().try_fold(x, |x, block| block.forward(&x))?;
+        let x = self.blocks.iter().try_fold(x, |x, block| block.forward(microbatch.ctx(), &x))?;
         let Some((norm, head)) = &self.head else { return Ok(StageOutput::activation(x)) };
         let logits = head.forward(&norm.forward(&x)?.mean(&[1], KeepDims::Drop)?)?; // (B, V)
         let loss = logits.cross_entropy(microbatch.get("labels")?, &Default::default())?;

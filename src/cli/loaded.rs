@@ -4,7 +4,7 @@ use ferrotron::models::bert::Bert;
 use ferrotron::models::checkpoint::Checkpoint;
 use ferrotron::models::hugging_face::{self, ModelKind};
 use ferrotron::models::tokenizer::Tokenizer;
-use ferrotron::models::trainer::{Model, ModelChunk};
+use ferrotron::models::trainer::{Model, ModelChunk, parameter_names};
 use ferrotron::nn::{Axis, Scope};
 use ferrotron::parallel::mesh::Mesh;
 use ferrotron::{DType, Error, Result};
@@ -117,10 +117,7 @@ fn read<M: Model>(
     // f32, bf16 and f16 are converted while they are read.
     let read_as = if (held == DType::F64) == (dtype == DType::F64) { dtype } else { held };
     let model = empty(read_as)?;
-    match place.mesh.axis(Axis::Pipeline).size() {
-        1 => checkpoint.load_params(&model.params())?,
-        _ => checkpoint.load_params_of_part(&model.params())?,
-    }
+    checkpoint.load_params_of_part(&model.params(), &parameter_names::<M>(config, read_as)?)?;
     if read_as == dtype {
         return Ok(model);
     }

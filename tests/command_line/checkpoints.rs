@@ -247,3 +247,30 @@ fn data_parallel_ranks_write_equal_shares() {
         &[&more[..], &["--dtype", "f64", "--nproc", "1", "--num-layers", "3"]].concat(),
     ));
 }
+
+/// A stage of a pipeline has some of the weights: those of the whole model decide.
+#[test]
+fn a_weight_that_the_model_has_not_is_refused_in_every_layout() {
+    let folder = folder_with_text();
+    let path = folder.path();
+    succeeded(train(path, &["--num-layers", "3", "--save", "run"]));
+    let checkpoint = path.join("run/iter_0000020");
+    let mut config = checkpoint_file(&checkpoint, "config.json");
+    config["model"]["num_layers"] = 2.into();
+    write_checkpoint_file(&checkpoint, "config.json", &config);
+    for layout in [
+        "",
+        "--nproc 2 --tensor-model-parallel-size 2",
+        "--nproc 2 --pipeline-model-parallel-size 2",
+    ] {
+        let mut arguments = vec!["eval", "--load", "run", "--data", "text.txt"];
+        arguments.extend(layout.split_whitespace());
+        let (code, text) = ended(&ferrotron(path, &arguments));
+        assert_eq!(code, Some(1), "{layout}: {text}");
+        let line = "iter_0000020' is a checkpoint of another shape: it has 'blocks.2.attn.";
+        assert!(text.contains(line), "{layout}: {text}");
+        assert!(text.contains("which the model has not"), "{layout}: {text}");
+    }
+    let (code, text) = ended(&ferrotron(path, &["generate", "--load", "run"]));
+    assert!(code == Some(1) && text.contains("which the model has not"), "{text}");
+}

@@ -302,9 +302,7 @@ fn no_reduction_of_muon_can_be_left_out() {
 /// fail.
 #[test]
 fn no_reduction_can_be_left_out() {
-    // What compares gradients to find wrong models changes no number of a right one.
-    let is_check = |site: &Site| site.is_in("data_parallel/gradient_parts.rs");
-    let count = notice_all_mutants(&Numbers::with_dtype(DType::F64), |site| !is_check(site));
+    let count = notice_all_mutants(&Numbers::with_dtype(DType::F64), |_| true);
     assert!(count >= 2 * 12, "only {count} mutants");
 }
 

@@ -316,8 +316,8 @@ impl ModelChunk {
     }
 }
 
-/// The names of all parameters of a whole model, whatever part of it a rank holds.
-pub(crate) fn parameter_names<M: Model>(model: &M::Config, dtype: DType) -> Result<Vec<String>> {
+/// The names of all parameters of a whole model of `dtype`, whatever part of it a rank holds.
+pub fn parameter_names<M: Model>(model: &M::Config, dtype: DType) -> Result<Vec<String>> {
     let scope = Scope::new(&Device::fake(1)?, dtype, 0);
     let chunk = ModelChunk::whole(M::num_blocks(model));
     let params = M::new_chunk(&scope, &Mesh::single(), model, &chunk)?.params();

@@ -2,6 +2,7 @@
 
 mod bad_step;
 mod config;
+mod equal_ranks;
 mod graph;
 mod imported_weights;
 mod named_parameters;
@@ -25,15 +26,17 @@ use crate::io::checkpoint::{
 use crate::io::data::FiniteSamples;
 use crate::io::tokenizer::Tokenizer;
 use crate::training::evaluate::{Evaluation, LocalModel, evaluate};
-use crate::training::model::parameter_names;
 use crate::training::stop::StopFlag;
 
 pub use crate::training::microbatch::Microbatch;
-pub use crate::training::model::{ActivationOptions, LossTerm, Model, ModelChunk, StageOutput};
+pub use crate::training::model::{
+    ActivationOptions, LossTerm, Model, ModelChunk, StageOutput, parameter_names,
+};
 pub use bad_step::{BadStepConfig, OnBadStep};
 pub use config::{
     ExecutionMode, ParallelConfig, PrecisionConfig, SaveMode, ScheduleUnit, TrainerConfig,
 };
+use equal_ranks::check_configs;
 use graph::StepGraph;
 use named_parameters::{check_kept_in_fp32, freeze, keep_in_fp32};
 use report::Reports;
@@ -74,7 +77,8 @@ impl<M: Model> Trainer<M> {
 
     /// This rank's share of a model with fresh weights, at step 0.
     ///
-    /// Errors, in one line, if parts of the configuration do not go together or do not suit the mesh.
+    /// Errors, in one line, if parts of the configuration do not go together or do not suit the mesh, or if ranks have
+    /// other configurations.
     pub fn on_mesh(
         scope: &Scope,
         mesh: &Mesh,
@@ -108,6 +112,7 @@ impl<M: Model> Trainer<M> {
         parts: Vec<M>,
         mut config: TrainerConfig,
     ) -> Result<Trainer<M>> {
+        check_configs::<M>(scope, mesh, model, &config)?;
         config.parallel.data_parallel.optimizer = config.optimizer;
         config.batch_size.check_ranks(mesh.axis(Axis::Data).size())?;
         config.check_execution(mesh.world().size())?;

@@ -101,14 +101,19 @@ impl Optimizer {
         })
     }
 
+    /// The rule with its hyperparameters.
+    pub fn config(&self) -> OptimizerConfig {
+        self.config
+    }
+
     /// Updates the weights from their gradients, in one pass per group.
     ///
     /// # Errors
     ///
-    /// Errors, without any change, if all parameters are frozen, as [`Optimizer::check_finite`] does, if a graph that was
-    /// not consumed still holds a weight, and in the first step as [`ParamAndGradBuffer::check_owned`]. Errors for buffers
-    /// of another optimizer, and for weights of which other ranks update a shard: `DataParallel::update` gathers them. Errors
-    /// for a rule with sums over ranks if parameters are sharded over them: `DataParallel::update` adds them up.
+    /// Errors, without any change, if all parameters are frozen, as [`Optimizer::check_finite`] does, if gradients were added
+    /// to those of the last step, if a graph that was not consumed still holds a weight, and in the first step as
+    /// [`ParamAndGradBuffer::check_owned`]. Errors for buffers of another optimizer, and for weights that other ranks train,
+    /// too: `DataParallel::update` is for them. Errors for a rule with sums over ranks if parameters are sharded over them.
     pub fn step(&mut self, buffers: &ParamAndGradBuffer, step: &StepConfig) -> Result<()> {
         let Some(param) = buffers.params().next() else {
             buffers.check_owned()?;
@@ -127,9 +132,13 @@ impl Optimizer {
             );
             return Err(Error::config("optimizer", message));
         }
+        buffers.check_alone()?;
+        buffers.check_discarded()?;
         self.check_finite(buffers, step)?;
         let step = DeviceStepParams::new(param.leaf().device(), &self.numbers(step))?;
-        self.step_with(buffers, &step, &NoExchange)
+        self.step_with(buffers, &step, &NoExchange)?;
+        buffers.mark_used();
+        Ok(())
     }
 
     /// Errors if the next step would make weights of this rank infinite or NaN. The cause is the learning rate, the

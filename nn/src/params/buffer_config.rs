@@ -34,6 +34,9 @@ pub struct BufferConfig {
     pub gradients: GradDType,
     /// The treatment of parameters that the loss of a step does not depend on.
     pub unused: Unused,
+    /// All ranks that train the model, which update it together: with more than one,
+    /// [`Optimizer::step`](crate::Optimizer::step) is refused.
+    pub ranks: usize,
 }
 
 impl Default for BufferConfig {
@@ -46,6 +49,7 @@ impl Default for BufferConfig {
             shard: (0, 1),
             gradients: GradDType::Accumulator,
             unused: Unused::Refuse,
+            ranks: 1,
         }
     }
 }

@@ -42,6 +42,8 @@ pub(super) struct Facts {
     pub options: ParamOptions,
     /// The dtype of activations: that of the scope.
     pub compute_dtype: DType,
+    /// The seed of the scope.
+    pub seed: u64,
 }
 
 impl Param {
@@ -135,6 +137,11 @@ impl Param {
     /// Whether weight decay applies.
     pub fn decay(&self) -> WeightDecay {
         self.facts.decay
+    }
+
+    /// The seed of its initial value: that of the scope.
+    pub fn seed(&self) -> u64 {
+        self.facts.seed
     }
 
     /// The options of its updates: [`Scope::with_options`](crate::Scope::with_options).

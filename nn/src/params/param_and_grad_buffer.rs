@@ -4,6 +4,7 @@
 use ferrotron_autograd::{Leaf, missing_gradients};
 use ferrotron_tensor::{DType, Error, Result, Tensor};
 use std::collections::{HashMap, HashSet};
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Weak};
 
 use crate::optimizer::ShardUnit;
@@ -41,6 +42,9 @@ pub struct ParamAndGradBuffer {
     frozen: Vec<Param>,
     /// Alive as long as the layout, which decides what may be frozen.
     token: Arc<()>,
+    /// Contributions to the gradients that a step has used since [`ParamAndGradBuffer::zero_gradients`].
+    used: AtomicUsize,
+    ranks: usize,
 }
 
 impl ParamAndGradBuffer {
@@ -86,7 +90,8 @@ impl ParamAndGradBuffer {
             .collect::<Result<_>>()?;
         let token = Arc::new(());
         params.iter().chain(&frozen).for_each(|param| param.entry().set_buffers(&token));
-        Ok(ParamAndGradBuffer { groups, frozen, token })
+        let (used, ranks) = (AtomicUsize::new(0), config.ranks);
+        Ok(ParamAndGradBuffer { groups, frozen, token, used, ranks })
     }
 
     /// The identity of these buffers, which no others have.
@@ -116,6 +121,7 @@ impl ParamAndGradBuffer {
 
     /// Discards all gradients: the next backward overwrites them.
     pub fn zero_gradients(&self) {
+        self.used.store(0, Relaxed);
         self.groups.iter().for_each(|group| group.set_contributed(None));
         self.params().for_each(|param| param.leaf().zero_gradient());
     }
@@ -127,6 +133,40 @@ impl ParamAndGradBuffer {
             return Ok(());
         }
         Err(unused_error(missing.iter().map(String::as_str)))
+    }
+
+    /// Errors if other ranks train these parameters, too.
+    pub(crate) fn check_alone(&self) -> Result<()> {
+        match self.ranks {
+            1 => Ok(()),
+            ranks => {
+                let message = format!(
+                    "{ranks} ranks train these parameters: use `DataParallel::update`, by which they take or refuse a step \
+                     together"
+                );
+                Err(Error::config("optimizer", message))
+            }
+        }
+    }
+
+    /// Errors if gradients were added to those that a step has used.
+    pub(crate) fn check_discarded(&self) -> Result<()> {
+        let used = self.used.load(Relaxed);
+        if used == 0 || self.contributions() <= used {
+            return Ok(());
+        }
+        let message = "the gradients of the last step are still in those of this one: call `zero_gradients` before the first \
+                       backward of each step";
+        Err(Error::graph("optimizer", message))
+    }
+
+    /// Notes that a step has used the gradients.
+    pub(crate) fn mark_used(&self) {
+        self.used.store(self.contributions(), Relaxed);
+    }
+
+    fn contributions(&self) -> usize {
+        self.params().map(|param| param.leaf().contributions()).sum()
     }
 
     /// Errors, naming them, if a scope that made one of these parameters, trainable or frozen, also made others that

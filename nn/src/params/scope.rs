@@ -187,7 +187,7 @@ impl Scope {
         let leaf = Leaf::lazy(name, &self.device, dtype, shard_spec.dims(), move |tensor| {
             init.fill(tensor, &shard, &key).at(&site)
         });
-        let Scope { replicated, grad_partial, grad_whole, dtype: compute_dtype, .. } = *self;
+        let Scope { replicated, grad_partial, grad_whole, dtype: compute_dtype, seed, .. } = *self;
         let facts = Facts {
             shard_spec,
             replicated,
@@ -198,6 +198,7 @@ impl Scope {
             embedding: false,
             options,
             compute_dtype,
+            seed,
         };
         Param::new(leaf, facts, entry)
     }

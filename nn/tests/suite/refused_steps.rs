@@ -45,6 +45,28 @@ fn input(device: &Device, value: f64) -> Result<Var> {
 const STEP: StepConfig = StepConfig { lr: 0.1, grad_scale: 1.0 };
 
 #[test]
+fn gradients_on_top_of_those_of_the_last_step_are_refused() -> Result<()> {
+    let device = Device::cpu(1)?;
+    let pair = Pair::new(&Scope::new(&device, DType::F64, 1), false)?;
+    let buffers = ParamAndGradBuffer::new(&pair.params())?;
+    let mut optimizer = Optimizer::new(OptimizerConfig::SGD, &buffers)?;
+    let backward = || pair.forward(&input(&device, 1.0)?)?.sum_all()?.backward();
+    for microbatches in [1, 2, 3] {
+        buffers.zero_gradients();
+        (0..microbatches).try_for_each(|_| backward())?;
+        optimizer.step(&buffers, &STEP)?;
+        optimizer.step(&buffers, &STEP)?; // another step with the same gradients
+        backward()?;
+        let before = values(&pair.params())?;
+        let error = optimizer.step(&buffers, &STEP).unwrap_err().to_string();
+        let want = "optimizer: the gradients of the last step are still in those of this one: call `zero_gradients`";
+        assert!(error.starts_with(want), "{error}");
+        assert_eq!(values(&pair.params())?, before);
+    }
+    Ok(())
+}
+
+#[test]
 fn a_parameter_that_visit_forgets_is_named_by_the_first_step() -> Result<()> {
     let device = Device::cpu(1)?;
     let scope = Scope::new(&device, DType::F64, 1);

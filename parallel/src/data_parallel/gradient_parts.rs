@@ -5,74 +5,94 @@
 //! the sum is too large by the number of ranks. All ranks agree on that sum, so no comparison of replicas finds it. Parts of
 //! a sum have different bits on different ranks, and whole gradients have the same.
 
-use ferrotron_nn::{Axis, ParamAndGradBucket, Sharding};
-use ferrotron_tensor::{Device, Error, Result, Tensor};
+use ferrotron_nn::{Axis, ParamAndGradBucket};
+use ferrotron_tensor::{Error, Result};
+use serde::{Deserialize, Serialize};
 use std::sync::atomic::Ordering;
 
 use super::replicas::{digest_of, map_pieces};
 use super::{DataParallel, ReplicaCheck};
 use crate::agreement::{digest, gather_values};
-use crate::collective::{Group, Reduction};
+use crate::mesh::ParallelDims;
 use crate::tensor_parallel::SequenceParallel;
+
+/// A rank's gradients that are parts over the tensor axis.
+#[derive(Debug, Serialize, Deserialize)]
+struct PartsOfRank {
+    /// Whether it has parameters with such gradients.
+    exist: bool,
+    /// A digest of those that are neither 0 nor infinite nor NaN, if there are any.
+    digest: Option<String>,
+    /// The names of the first of these, and their number.
+    names: Vec<String>,
+    count: usize,
+}
+
+/// The gradients of a pipeline stage that are parts over the tensor axis.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Parts {
+    /// No parameter has such gradients.
+    Absent,
+    /// They are 0, or overflowed.
+    Unknown,
+    /// Each is the same on all ranks.
+    Same,
+    Differ,
+}
 
 impl DataParallel {
     /// Compares the gradients that are parts over the tensor axis, before their reduction there. All ranks call this.
     ///
-    /// The first step with gradients sends a few numbers, and refuses a model of which all such gradients are the same on
-    /// all ranks. With [`ReplicaCheck::EveryStep`], every step sends a digest of each, and refuses any.
+    /// The first step with gradients sends a digest to all ranks, and refuses a model of which all such gradients of a
+    /// stage are the same along the tensor axis. With [`ReplicaCheck::EveryStep`], every step sends a digest of each
+    /// gradient, and refuses any.
     pub(super) fn check_parts(&self) -> Result<()> {
         let shared = &self.shared;
-        let ranks = shared.mesh.axis(Axis::Tensor);
+        let (mesh, layout) = (&shared.mesh, shared.mesh.layout());
         let every_step = shared.config.replica_check == ReplicaCheck::EveryStep;
         let is_done = self.parts_differ.load(Ordering::Relaxed) && !every_step;
-        let sums_positions = shared.mesh.sequence() == SequenceParallel::On && ranks.size() > 1;
-        let is_part = |group: &ParamAndGradBucket| group.grad_partial.contains(Axis::Tensor);
-        let sums_positions = sums_positions && self.buffers().groups().iter().any(is_part);
+        let size = layout.size(Axis::Tensor);
+        let sums_positions = mesh.sequence() == SequenceParallel::On && size > 1;
         if !sums_positions || is_done || self.device().is_fake() {
             return Ok(());
         }
         let own = self.parts()?;
-        match self.compare(ranks, &own)? {
-            Parts::None => return Ok(()),
-            Parts::Differ => self.parts_differ.store(true, Ordering::Relaxed),
-            Parts::Same => {
-                // A rank that ends with an error ends the calls of the others: all have the numbers first.
-                let _ = ranks.barrier().wait();
-                if shared.sharding() > Sharding::None {
-                    let _ = shared.mesh.dp_cp().barrier().wait();
-                }
-                return Err(no_cut(&own, ranks.size()));
-            }
+        let all = gather_values(mesh.world(), &[self.summary(&own)])?;
+        let all: Vec<PartsOfRank> = all.into_iter().flatten().collect();
+        let stages = (0..layout.size(Axis::Pipeline)).map(|stage| compare(layout, &all, stage));
+        let stages: Vec<Parts> = stages.collect();
+        if let Some(stage) = stages.iter().position(|parts| *parts == Parts::Same) {
+            // A rank that ends with an error ends the calls of the others: all have the digests first.
+            drop(mesh.world().barrier().wait());
+            let told = of_stage(layout, &all, stage).find(|(_, told)| told.digest.is_some());
+            return Err(no_cut(told.map(|(_, told)| told), size));
         }
+        let is_known = |parts: &Parts| matches!(parts, Parts::Absent | Parts::Differ);
+        self.parts_differ.store(stages.iter().all(is_known), Ordering::Relaxed);
         if !every_step {
             return Ok(());
         }
+        let ranks = mesh.axis(Axis::Tensor);
         let all = gather_values(ranks, &own)?;
         match own.iter().find(|part| all.iter().all(|rank| rank.contains(part))) {
             Some((name, _)) => {
-                let _ = ranks.barrier().wait();
-                Err(whole(name, ranks.size()))
+                drop(ranks.barrier().wait());
+                Err(whole(name, size))
             }
             None => Ok(()),
         }
     }
 
-    /// Whether the parts of a model replica, of which this rank has `own`, differ over the tensor axis.
-    fn compare(&self, ranks: &Group, own: &[(String, String)]) -> Result<Parts> {
-        let own = number(own);
-        let [negative, most] = largest(ranks, [-own, own])?;
-        let (is_none, differ) = (most == 0.0 && negative == 0.0, most != -negative);
-        let found = [f64::from(u8::from(differ)), f64::from(u8::from(!is_none))];
-        // With shards, other ranks have the other parameters.
-        let found = match self.shared.sharding() {
-            Sharding::None => found,
-            _ => largest(self.shared.mesh.dp_cp(), found)?,
-        };
-        Ok(match found {
-            [1.0, _] => Parts::Differ,
-            [_, 1.0] => Parts::Same,
-            _ => Parts::None,
-        })
+    /// The summary of this rank's [parts](DataParallel::parts).
+    fn summary(&self, parts: &[(String, String)]) -> PartsOfRank {
+        let text: String =
+            parts.iter().flat_map(|(name, digest)| [name.as_str(), digest.as_str()]).collect();
+        PartsOfRank {
+            exist: self.buffers().groups().iter().any(is_part),
+            digest: (!parts.is_empty()).then(|| digest(text.as_bytes())),
+            names: parts.iter().take(3).map(|(name, _)| name.clone()).collect(),
+            count: parts.len(),
+        }
     }
 
     /// Names and digests of this rank's gradients that are parts over the tensor axis; not of those that are 0 or not
@@ -83,7 +103,7 @@ impl DataParallel {
         };
         let mut parts = Vec::new();
         let groups = self.buffers().groups().iter();
-        for group in groups.filter(|group| group.grad_partial.contains(Axis::Tensor)) {
+        for group in groups.filter(|group| is_part(group)) {
             let digests =
                 map_pieces(group, &group.gradients, group.gradient_shard.as_ref(), |values| {
                     is_telling(values).then(|| digest_of(values))
@@ -95,39 +115,42 @@ impl DataParallel {
     }
 }
 
-/// The gradients that are parts over the tensor axis.
-enum Parts {
-    /// They are 0, or overflowed.
-    None,
-    /// Each is the same on all ranks.
-    Same,
-    Differ,
+/// Whether gradients of a bucket are parts over the tensor axis.
+fn is_part(bucket: &ParamAndGradBucket) -> bool {
+    bucket.grad_partial.contains(Axis::Tensor)
 }
 
-/// The larger of each number over `ranks`.
-fn largest(ranks: &Group, own: [f64; 2]) -> Result<[f64; 2]> {
-    let both = Tensor::from_slice(&Device::cpu(1)?, &own, &[2])?;
-    let both = ranks.all_reduce(both, Reduction::Max)?.wait()?.to_vec::<f64>()?;
-    Ok([both[0], both[1]])
+/// The ranks of a pipeline stage, and their gradients.
+fn of_stage<'a>(
+    layout: &'a ParallelDims,
+    all: &'a [PartsOfRank],
+    stage: usize,
+) -> impl Iterator<Item = (usize, &'a PartsOfRank)> {
+    let ranks = all.iter().enumerate();
+    ranks.filter(move |&(rank, _)| layout.coordinate(rank, Axis::Pipeline) == stage)
 }
 
-/// A number that stands for `parts`, exact in f64; 0 if there are none.
-fn number(parts: &[(String, String)]) -> f64 {
-    if parts.is_empty() {
-        return 0.0;
+/// Compares the gradients of a stage along the tensor axis. With shards, other ranks of the stage have other parameters.
+fn compare(layout: &ParallelDims, all: &[PartsOfRank], stage: usize) -> Parts {
+    let ranks = || of_stage(layout, all, stage);
+    // Ranks along the tensor axis are next to one another.
+    let first = |rank: usize| &all[rank - layout.coordinate(rank, Axis::Tensor)];
+    if ranks().any(|(rank, told)| told.digest != first(rank).digest) {
+        return Parts::Differ;
     }
-    let text: String = parts.iter().flat_map(|(name, digest)| [name.as_str(), digest]).collect();
-    let digits = digest(text.as_bytes());
-    u64::from_str_radix(&digits[..12], 16).map_or(1.0, |number| number as f64)
+    match (ranks().any(|(_, told)| told.digest.is_some()), ranks().any(|(_, told)| told.exist)) {
+        (true, _) => Parts::Same,
+        (false, true) => Parts::Unknown,
+        (false, false) => Parts::Absent,
+    }
 }
 
-fn no_cut(parts: &[(String, String)], ranks: usize) -> Error {
-    let names: Vec<&str> = parts.iter().take(3).map(|(name, _)| name.as_str()).collect();
-    let names = match parts.len() - names.len() {
-        0 if names.is_empty() => "their parameters".to_string(),
-        0 => names.join(", "),
-        more => format!("{} and {more} more", names.join(", ")),
-    };
+fn no_cut(parts: Option<&PartsOfRank>, ranks: usize) -> Error {
+    let names = parts.map_or(String::new(), |parts| {
+        let more = parts.count - parts.names.len();
+        let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+        parts.names.join(", ") + &more
+    });
     let message = format!(
         "with sequence parallelism, all {ranks} ranks along the tensor axis have the same gradients of {names}, whose sum \
          would be {ranks} times too large: the model does not cut its positions; begin with `VocabParallelEmbedding` \

@@ -22,6 +22,7 @@
 
 mod checkpoint_shares;
 mod config;
+mod equal_ranks;
 mod facts;
 mod gradient_parts;
 mod reductions;
@@ -45,11 +46,12 @@ use ferrotron_tensor::{DType, Device, Error, Result, ShardSpec, Tensor};
 use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use crate::collective::{Group, Reduction, Work};
 use crate::mesh::Mesh;
 use checkpoint_shares::CheckpointShares;
+use equal_ranks::check_setup;
 use facts::{check_facts, check_gathers};
 use reductions::ReductionState;
 use stages::check_stages;
@@ -105,6 +107,8 @@ pub struct DataParallel {
     device: Device,
     /// Whether gradients that are parts over the tensor axis were seen to differ between ranks.
     parts_differ: AtomicBool,
+    /// Whether the gradients of the step are summed over all ranks.
+    is_reduced: AtomicBool,
 }
 
 impl DataParallel {
@@ -120,7 +124,7 @@ impl DataParallel {
     /// gradients along the tensor axis. Errors, without any change, if a parameter belongs to another `DataParallel`, and
     /// on all ranks along the pipeline, which exchange the names of their parameters, if two stages hold a parameter that
     /// is not of a [`Mesh::tied_scope`], or that others than the first and the last stage hold, or have random layers on
-    /// one path.
+    /// one path. Errors on all ranks if their scopes have other seeds, or if `config` is not the same.
     pub fn new(
         modules: &[&dyn Module],
         mesh: &Mesh,
@@ -156,11 +160,13 @@ impl DataParallel {
                 format!("all {} parameters are frozen: nothing is left to train", params.len());
             return Err(Error::config("data_parallel", message));
         }
-        params.iter().try_for_each(|param| check_facts(param, mesh))?;
-        params.iter().try_for_each(|param| check_gathers(param, mesh, config.optimizer))?;
-        // Before anything moves: the buffers of another owner would no longer be those of its parameters.
-        let is_free = |param: &Param| param.leaf().set_reduction(|| Ok(())).map(drop);
-        params.iter().try_for_each(is_free)?;
+        let checked = params.iter().try_for_each(|param| {
+            check_facts(param, mesh)?;
+            check_gathers(param, mesh, config.optimizer)?;
+            // Before anything moves: the buffers of another owner would no longer be those of its parameters.
+            param.leaf().set_reduction(|| Ok(())).map(drop)
+        });
+        check_setup(&params, mesh, config, checked)?;
         check_stages(&params, mesh)?;
         let layout = BufferConfig {
             bucket_numel: config.bucket_numel.unwrap_or(usize::MAX),
@@ -169,6 +175,7 @@ impl DataParallel {
             shard: (mesh.dp_cp().rank(), mesh.dp_cp().size()),
             gradients: config.gradients,
             unused: config.unused,
+            ranks: mesh.world().size(),
         };
         let buffers = ParamAndGradBuffer::with_config(&params, &layout)?;
         let mut buckets = vec![0; params.len()];
@@ -186,8 +193,15 @@ impl DataParallel {
             .collect();
         let shared = ReductionState::new(mesh, config, buffers, uses)?;
         let device = params[0].leaf().device().clone();
-        let parts_differ = AtomicBool::new(false);
-        Ok(DataParallel { shared, visits, recomputed: Vec::new(), device, parts_differ })
+        let (parts_differ, is_reduced) = (AtomicBool::new(false), AtomicBool::new(false));
+        Ok(DataParallel {
+            shared,
+            visits,
+            recomputed: Vec::new(),
+            device,
+            parts_differ,
+            is_reduced,
+        })
     }
 
     /// Declares the recomputed regions by their parameters, in the order of the modules. Only
@@ -226,6 +240,7 @@ impl DataParallel {
 
     /// Starts a step of `microbatches` micro-batches: discards all gradients. To be called before the first forward.
     pub fn begin_step(&self, microbatches: usize) {
+        self.is_reduced.store(false, Relaxed);
         self.shared.begin_step(microbatches);
     }
 
@@ -271,14 +286,26 @@ impl DataParallel {
                 .collect();
             works.into_iter().try_for_each(Work::wait)?;
         }
+        self.is_reduced.store(true, Relaxed);
         match shared.config.replica_check {
             ReplicaCheck::Off => Ok(()),
             ReplicaCheck::EveryStep => self.check_replicas(),
         }
     }
 
+    /// Errors before [`DataParallel::finish_step`] of a step: sums of gradients over ranks are still to be made.
+    fn check_reduced(&self) -> Result<()> {
+        if self.is_reduced.load(Relaxed) {
+            return Ok(());
+        }
+        let message = "the gradients are not summed over ranks yet: call `finish_step` after the last backward of a step";
+        Err(Error::graph("data_parallel", message))
+    }
+
     /// The global gradient norm, equal on every rank: each element of the model counts once. If ranks take
     /// independent steps, it is the norm of this rank's own gradients.
+    ///
+    /// Errors before [`DataParallel::finish_step`].
     pub fn grad_norm(&self) -> Result<f64> {
         Ok(self.sq_norm()?.item()?.sqrt())
     }
@@ -286,6 +313,7 @@ impl DataParallel {
     /// The square of [`DataParallel::grad_norm`], an f64 tensor of one element on the device. It does not
     /// synchronize, unless collectives of GPU tensors go through host memory.
     pub fn sq_norm(&self) -> Result<Tensor> {
+        self.check_reduced()?;
         let shared = &self.shared;
         // Written by the host, so that a fake device also has a valid number.
         let mut sum = Tensor::full(self.device(), DType::F64, &[1], 0.0)?;

@@ -138,6 +138,7 @@ impl ReductionState {
 
     pub fn begin_step(&self, microbatches: usize) {
         *lock(&self.turn) = 0;
+        self.buffers.zero_gradients();
         // The number of completions of a bucket, and the micro-batches of each.
         let (rounds, each) =
             if self.keeps_gradients() { (1, microbatches) } else { (microbatches, 1) };
@@ -146,12 +147,8 @@ impl ReductionState {
             let contributed = vec![false; missing];
             *lock(&self.reductions[bucket]) =
                 Reducing { missing, microbatches, rounds, contributed, ..Reducing::default() };
-            group.set_contributed(None);
             let hooks = &self.hooks.get().expect("set by `new`")[bucket];
-            for ((param, uses), hook) in group.params.iter().zip(&self.uses[bucket]).zip(hooks) {
-                param.leaf().zero_gradient();
-                hook.expect(uses * each);
-            }
+            self.uses[bucket].iter().zip(hooks).for_each(|(uses, hook)| hook.expect(uses * each));
         }
     }
 
@@ -159,8 +156,10 @@ impl ReductionState {
     fn arrived(&self, bucket: usize) -> Result<()> {
         {
             let mut reducing = lock(&self.reductions[bucket]);
-            if reducing.rounds == 0 {
-                return Err(self.miscounted(bucket, 0));
+            match (reducing.rounds, reducing.microbatches) {
+                (0, 0) => return Err(outside()),
+                (0, _) => return Err(self.miscounted(bucket, 0)),
+                _ => {}
             }
             reducing.missing -= 1;
             if reducing.missing > 0 {
@@ -280,7 +279,7 @@ impl ReductionState {
                 return miscount(name, found, wanted);
             }
         }
-        Error::graph("backward", "a gradient arrived outside of a step: call `begin_step` first")
+        outside()
     }
 
     /// Starts gathering the weights of a group, after each rank has updated its shard.
@@ -312,6 +311,10 @@ pub(super) fn miscount(name: &str, found: usize, wanted: usize) -> Error {
          for each use, and `begin_step` must be told the number of micro-batches"
     );
     Error::graph("backward", message)
+}
+
+fn outside() -> Error {
+    Error::graph("backward", "a gradient arrived outside of a step: call `begin_step` first")
 }
 
 fn fewer(found: usize, told: usize) -> Error {

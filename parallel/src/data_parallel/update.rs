@@ -6,6 +6,7 @@ use ferrotron_tensor::ops::step::DeviceStepParams;
 use ferrotron_tensor::{Device, Error, Result, Tensor};
 
 use super::DataParallel;
+use super::equal_ranks::{difference, equal_numbers};
 use super::shard_exchange::TensorAxis;
 use crate::collective::{Group, Reduction, Work};
 
@@ -13,22 +14,29 @@ impl DataParallel {
     /// Updates the weights that this rank owns. If ranks own shards of replicated weights, it then gathers the
     /// weights; if ranks take independent steps and the period has ended, it averages them.
     ///
-    /// All ranks call this in the same steps. It reduces one number over them, to refuse together; over the ranks of
+    /// All ranks call this in the same steps. It reduces a few numbers over them, to refuse together; over the ranks of
     /// its model replica only, if replicas take independent steps.
     ///
     /// # Errors
     ///
     /// Errors on all of these ranks, without any change, if [`Optimizer::check_finite`] refuses the step on one of
-    /// them: a gradient is not finite, say. The others name that rank.
+    /// them: a gradient is not finite, say, or [`DataParallel::finish_step`] is missing. The others name that rank. Errors on
+    /// all, too, if they have other learning rates, factors of the gradients, numbers of steps or optimizers.
     pub fn update(&self, optimizer: &mut Optimizer, step: &StepConfig) -> Result<()> {
-        let own = optimizer.check_finite(self.buffers(), step);
-        self.refuse_together(own, optimizer.steps() + 1)?;
+        let own = self.check_reduced().and_then(|()| optimizer.check_finite(self.buffers(), step));
+        self.refuse_together(own, optimizer, step)?;
         let step = DeviceStepParams::new(self.device(), &optimizer.numbers(step))?;
         self.update_with(optimizer, &step)
     }
 
-    /// Errors if a rank that shares this step gives an error.
-    fn refuse_together(&self, own: Result<()>, step: u64) -> Result<()> {
+    /// Errors if a rank that shares this step gives an error, or has another learning rate, factor of gradients, number of
+    /// steps or optimizer.
+    fn refuse_together(
+        &self,
+        own: Result<()>,
+        optimizer: &Optimizer,
+        step: &StepConfig,
+    ) -> Result<()> {
         let mesh = &self.shared.mesh;
         let ranks: &[&Group] = match self.shared.is_local() {
             true => &[mesh.axis(Axis::Tensor), mesh.axis(Axis::Pipeline)],
@@ -37,23 +45,27 @@ impl DataParallel {
         if self.device().is_fake() || ranks.iter().all(|ranks| ranks.size() == 1) {
             return own;
         }
-        // The number of a rank that refuses, from 1. f32 holds numbers up to 2^24 exactly.
-        let number = if own.is_err() { mesh.rank() as f32 + 1.0 } else { 0.0 };
-        let mut refuses = Tensor::from_slice(&Device::cpu(1)?, &[number], &[1])?;
+        // The number of a rank that refuses, from 1; then the largest of each number and of its negative.
+        let refuses = if own.is_err() { mesh.rank() as f64 + 1.0 } else { 0.0 };
+        let equal = equal_numbers(optimizer, step);
+        let both = equal.iter().flat_map(|number| [number.own, -number.own]);
+        let most: Vec<f64> = std::iter::once(refuses).chain(both).collect();
+        let mut most = Tensor::from_slice(&Device::cpu(1)?, &most, &[most.len()])?;
         for ranks in ranks {
-            refuses = ranks.all_reduce(refuses, Reduction::Max)?.wait()?;
+            most = ranks.all_reduce(most, Reduction::Max)?.wait()?;
         }
-        let refuses = refuses.item()?;
-        if refuses == 0.0 {
-            return own;
-        }
-        // A rank that ends with an error ends the calls of the others, which must have the number first.
+        let most = most.to_vec::<f64>()?;
+        let message = match most[0] {
+            0.0 => difference(&equal, &most[1..], mesh.rank()),
+            number => Some(format!("rank {} refuses it, and says why", number - 1.0)),
+        };
+        let Some(message) = message else { return own };
+        // A rank that ends with an error ends the calls of the others, which must have the numbers first.
         ranks.iter().for_each(|ranks| drop(ranks.barrier().wait()));
         own?;
-        let message = format!(
-            "step {step}: rank {} refuses it, and says why; weights and optimizer state stay as they are",
-            refuses - 1.0
-        );
+        let number = optimizer.steps() + 1;
+        let message =
+            format!("step {number}: {message}; weights and optimizer state stay as they are");
         Err(Error::value("optimizer", message))
     }
 

@@ -145,6 +145,111 @@ fn a_gradient_that_is_not_finite_on_one_rank_stops_all() -> Result<()> {
     Ok(())
 }
 
+/// In a loop of one's own, nothing else compares them.
+#[test]
+fn ranks_with_other_numbers_of_a_step_are_refused() -> Result<()> {
+    let adamw = |beta1| match OptimizerConfig::ADAMW {
+        OptimizerConfig::AdamW { beta2, eps, weight_decay, .. } => {
+            OptimizerConfig::AdamW { beta1, beta2, eps, weight_decay }
+        }
+        other => other,
+    };
+    for (tensor, pipeline) in [(1, 1), (2, 1), (1, 2)] {
+        let results = run_threads(2, &WorldConfig::default(), |world| {
+            let layout = ParallelDims::new(2, tensor, 1, pipeline)?;
+            let mesh = Mesh::new(&world, layout, SequenceParallel::Off)?;
+            let number = mesh.rank() as f64;
+            let stage = mesh.axis(Axis::Pipeline).rank();
+            let scope = mesh.scope(&Device::cpu(1)?, DType::F64, 1).child(&stage.to_string());
+            let layer = Linear::new(&scope, 2, 1, Bias::No, Init::Ones)?;
+            let parallel = DataParallel::new(&[&layer], &mesh, &DataParallelConfig::default())?;
+            parallel.begin_step(1);
+            backward(&layer, 1.0)?;
+            parallel.end_backward()?;
+            parallel.finish_step()?;
+            let step = StepConfig { lr: 0.5, grad_scale: 1.0 };
+            let other_lr = StepConfig { lr: 0.5 + number, ..step };
+            let local_norm = StepConfig { grad_scale: 1.0 / (1.0 + number), ..step };
+            let rounded = StepConfig { grad_scale: 1.0 + number * f64::EPSILON, ..step };
+            let refusal = |config, steps: u64, step: &StepConfig| -> Result<String> {
+                let mut optimizer = Optimizer::new(config, parallel.buffers())?;
+                optimizer.set_steps(steps);
+                let refusal = parallel.update(&mut optimizer, step).err();
+                assert_eq!(optimizer.steps(), steps + u64::from(refusal.is_none()));
+                Ok(refusal.map_or(String::new(), |error| error.to_string()))
+            };
+            let sgd = OptimizerConfig::SGD;
+            Ok([
+                refusal(sgd, 0, &other_lr)?,
+                refusal(sgd, 0, &local_norm)?,
+                refusal(sgd, mesh.rank() as u64, &step)?,
+                refusal(adamw(0.5 + number / 4.0), 0, &step)?,
+                refusal(sgd, 0, &rounded)?,
+            ])
+        });
+        for (rank, result) in results.into_iter().enumerate() {
+            let [lr, scale, steps, config, rounded] = result?;
+            let want = format!(
+                "step 1: the learning rate is {rank}.5 on rank {rank}, and from 0.5 to 1.5"
+            );
+            assert!(lr.contains(&want) && lr.contains("give all ranks the same"), "{lr}");
+            assert!(scale.contains("from 0.5 to 1 on all: compute it from"), "{scale}");
+            assert!(steps.contains("from 0 to 1 on all: load the same checkpoint"), "{steps}");
+            assert!(config.contains("the optimizer's configuration is"), "{config}");
+            assert_eq!(rounded, "");
+        }
+    }
+    Ok(())
+}
+
+/// Also where one rank forgets it, and sums along other axes are still to be made.
+#[test]
+fn gradients_that_are_not_reduced_are_refused() -> Result<()> {
+    for forgetful in [&[0, 1][..], &[0]] {
+        let results = run_threads(2, &WorldConfig::default(), |world| {
+            let (mesh, layer) = (two_ranks(&world)?, layer()?);
+            let parallel = DataParallel::new(&[&layer], &mesh, &DataParallelConfig::default())?;
+            let mut optimizer = Optimizer::new(OptimizerConfig::SGD, parallel.buffers())?;
+            let step = StepConfig { lr: 0.25, grad_scale: 1.0 };
+            for finishes in [true, !forgetful.contains(&world.rank())] {
+                parallel.begin_step(1);
+                backward(&layer, 1.0)?;
+                parallel.end_backward()?;
+                if !finishes {
+                    let error = parallel.grad_norm().unwrap_err().to_string();
+                    assert!(
+                        error.contains("call `finish_step` after the last backward"),
+                        "{error}"
+                    );
+                } else {
+                    parallel.finish_step()?;
+                }
+                let error = optimizer.step(parallel.buffers(), &step).unwrap_err().to_string();
+                assert!(
+                    error.contains("2 ranks train these parameters: use `DataParallel::update`")
+                );
+                if let Err(error) = parallel.update(&mut optimizer, &step) {
+                    let weights = layer.weight().leaf().value()?.to_f64()?;
+                    return Ok((error.to_string(), weights));
+                }
+            }
+            Ok(("nothing was refused".to_string(), Vec::new()))
+        });
+        for (rank, result) in results.into_iter().enumerate() {
+            let (error, weights) = result?;
+            let want = match forgetful.contains(&rank) {
+                true => {
+                    "data_parallel: the gradients are not summed over ranks yet: call `finish_step`"
+                }
+                false => "optimizer: step 2: rank 0 refuses it",
+            };
+            assert!(error.starts_with(want), "{error}");
+            assert_eq!(weights, [0.5; 2]);
+        }
+    }
+    Ok(())
+}
+
 #[test]
 fn a_parameter_that_a_stage_forgets_is_named() -> Result<()> {
     struct Forgets(Linear, #[expect(dead_code, reason = "forgotten")] Linear);

@@ -5,7 +5,7 @@ use ferrotron_parallel::collective::{WorldConfig, run_threads};
 use ferrotron_parallel::data_parallel::{DataParallel, DataParallelConfig, ReplicaCheck};
 use ferrotron_parallel::mesh::{Mesh, ParallelDims};
 use ferrotron_parallel::tensor_parallel::SequenceParallel;
-use ferrotron_tensor::{DType, Device, Result};
+use ferrotron_tensor::{DType, Device, Result, Tensor};
 
 /// Ranks along tensor and pipeline; the rest is data parallel.
 type Sizes = (usize, usize);
@@ -241,16 +241,83 @@ fn random_layers_on_one_path_of_two_stages_are_refused() -> Result<()> {
 }
 
 #[test]
-fn replicas_that_started_from_other_values_are_named() -> Result<()> {
+fn replicas_with_other_values_are_named() -> Result<()> {
     let device = Device::cpu(1)?;
     let results = on_ranks(2, (1, 1), |mesh| {
-        let scope = mesh.scope(&device, DType::F64, mesh.rank() as u64);
-        step(mesh, &vector(&scope), 1.0, Sharding::None)
+        let one = vector(&mesh.scope(&device, DType::F64, 1));
+        let own = Tensor::full(&device, DType::F64, &[6], mesh.rank() as f64)?;
+        one.0.leaf().set_value(&own)?;
+        step(mesh, &one, 1.0, Sharding::None)
     });
     for result in results {
         let error = result.unwrap_err().to_string();
         let want = "'weight' on ranks 0 and 1 along Data: the values of the same elements differ";
         assert!(error.contains(want), "{error}");
+    }
+    Ok(())
+}
+
+/// On any axis: ranks along the tensor axis may hold shards only, and stages other parameters.
+#[test]
+fn ranks_with_other_seeds_or_configurations_are_refused() -> Result<()> {
+    let device = Device::cpu(1)?;
+    for sizes in [(1, 1), (2, 1), (1, 2)] {
+        let results = on_ranks(2, sizes, |mesh| {
+            let scope = mesh.scope(&device, DType::F64, 7 + mesh.rank() as u64);
+            let one = vector(&scope.child(&mesh.rank().to_string()));
+            DataParallel::new(&[&one], mesh, &DataParallelConfig::default()).map(drop)
+        });
+        for result in results {
+            let error = result.unwrap_err().to_string();
+            let want = "the seed of the model's scope is 7 on rank 0 and 8 on rank 1: give all ranks the same";
+            assert_eq!(error, want, "{sizes:?}");
+        }
+    }
+    let results = on_ranks(2, (1, 1), |mesh| {
+        let sharding = Sharding::ALL[mesh.rank()];
+        let config = DataParallelConfig { sharding, ..DataParallelConfig::default() };
+        DataParallel::new(&[&vector(&mesh.scope(&device, DType::F64, 1))], mesh, &config).map(drop)
+    });
+    for result in results {
+        let error = result.unwrap_err().to_string();
+        assert_eq!(
+            error,
+            "sharding is None on rank 0 and Optimizer on rank 1: give all ranks the same"
+        );
+    }
+    Ok(())
+}
+
+#[test]
+fn ranks_with_other_parameters_are_refused() -> Result<()> {
+    let device = Device::cpu(1)?;
+    for (ranks, sizes, odd) in [(2, (1, 1), 1), (2, (2, 1), 1), (4, (1, 2), 3)] {
+        for swapped in [true, false] {
+            let results = on_ranks(ranks, sizes, |mesh| {
+                let stage = mesh.axis(Axis::Pipeline).rank();
+                let scope = mesh.scope(&device, DType::F64, 1).child(&stage.to_string());
+                let [a, b] = ["a", "b"].map(|name| vector(&scope.child(name)));
+                let is_odd = mesh.rank() == odd;
+                b.0.set_trainable(swapped || !is_odd)?;
+                let modules: [&dyn Module; 2] = if swapped && is_odd { [&b, &a] } else { [&a, &b] };
+                DataParallel::new(&modules, mesh, &DataParallelConfig::default()).map(drop)
+            });
+            let (first, stage) = (odd - 1, sizes.1 - 1);
+            let want = match swapped {
+                true => format!(
+                    "parameter 1 is '{stage}.a.weight' [6] f64, trained on rank {first} and '{stage}.b.weight' [6] f64, \
+                     trained on rank {odd}: ranks"
+                ),
+                false => format!(
+                    "parameter 2 is '{stage}.b.weight' [6] f64, trained on rank {first} and '{stage}.b.weight' [6] f64, \
+                     frozen on rank {odd}: ranks"
+                ),
+            };
+            for result in results {
+                let error = result.unwrap_err().to_string();
+                assert!(error.contains(&want), "{sizes:?}: {error}");
+            }
+        }
     }
     Ok(())
 }

@@ -221,8 +221,8 @@ impl Checkpoint {
     /// A parameter that the checkpoint lacks or has with other dims or another dtype; a weight in the
     /// checkpoint that is none of these parameters. The model is then unchanged.
     pub fn load_params(&self, params: &[Param]) -> Result<()> {
-        self.check_names(params.iter().map(Param::name))?;
-        self.load_params_of_part(params)
+        let names: Vec<&str> = params.iter().map(Param::name).collect();
+        self.load_params_of_part(params, &names)
     }
 
     /// Errors, naming it, if a weight of the checkpoint is none of `names`, those of a whole model.
@@ -235,11 +235,13 @@ impl Checkpoint {
         }
     }
 
-    /// Fills the parameters of a part of a model, such as a pipeline stage.
+    /// Fills the parameters of a part of a model, such as a pipeline stage. `whole` has the names of all parameters of the
+    /// model: [`parameter_names`](crate::trainer::parameter_names).
     ///
     /// # Errors
-    /// As [`Checkpoint::load_params`], but weights that are none of these parameters are left alone.
-    pub fn load_params_of_part(&self, params: &[Param]) -> Result<()> {
+    /// As [`Checkpoint::load_params`] for a weight in the checkpoint that is none of `whole`.
+    pub fn load_params_of_part(&self, params: &[Param], whole: &[impl AsRef<str>]) -> Result<()> {
+        self.check_names(whole.iter().map(AsRef::as_ref))?;
         let find =
             |param: &Param| self.find_param(param.name(), param.shard_spec(), param.leaf().dtype());
         params.iter().try_for_each(|param| find(param).map(|_| ()))?;

@@ -3,7 +3,7 @@
 use super::*;
 use crate::io::tokenizer::Tokenizer;
 use crate::model::gpt::{Gpt, GptConfig};
-use crate::training::model::Model;
+use crate::training::model::{Model, parameter_names};
 use ferrotron_nn::{
     Context, Mode, Module, Optimizer, OptimizerConfig, Param, ParamAndGradBuffer, Scope, StepConfig,
 };
@@ -235,9 +235,14 @@ fn another_shape_is_refused_and_nothing_loaded() -> Result<()> {
     let sgd = OptimizerConfig::Sgd { momentum: 0.9, weight_decay: 0.0 };
     let error = message(checkpoint.load_optimizer(&mut Optimizer::new(sgd, &buffers)?));
     assert!(error.contains("was saved with another optimizer: it has exp_avg of '"), "{error}");
-    // A stage of a pipeline loads its own.
+    // A stage of a pipeline loads its own, of a model that has all weights of the checkpoint.
+    let names = parameter_names::<Gpt>(&config(), DType::F32)?;
     let part: Vec<Param> = model.params().into_iter().take(3).collect();
-    checkpoint.load_params_of_part(&part)
+    checkpoint.load_params_of_part(&part, &names)?;
+    let (last, others) = names.split_last().expect("there are parameters");
+    let error = message(checkpoint.load_params_of_part(&part, others));
+    assert!(error.ends_with(&format!("it has '{last}', which the model has not")), "{error}");
+    Ok(())
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! Every family against `transformers` (numbers checked in under tests/hf/families), there and back.
 
+use super::tests::numbers;
 use super::*;
 use crate::model::generate::{Sampling, generate};
 use crate::model::gpt::{Gpt, GptConfig, WindowPattern};
@@ -40,13 +41,7 @@ impl Expected {
     }
 
     fn numbers(&self, name: &str) -> Vec<f64> {
-        fn all(value: &Value) -> Vec<f64> {
-            match value {
-                Value::Array(list) => list.iter().flat_map(all).collect(),
-                other => vec![other.as_f64().unwrap()],
-            }
-        }
-        all(&self.0[name])
+        numbers(&self.0[name])
     }
 
     fn tokens(&self, name: &str) -> Vec<u32> {

@@ -21,9 +21,11 @@ fn import(folder: &Path, dtype: DType) -> Result<Gpt> {
     super::import(folder, &Device::cpu(1)?, dtype)
 }
 
-fn numbers(value: &Value) -> Vec<f64> {
+/// The numbers of nested lists, in order.
+pub(super) fn numbers(value: &Value) -> Vec<f64> {
     match value {
         Value::Array(list) => list.iter().flat_map(numbers).collect(),
+        Value::Null => Vec::new(),
         other => vec![other.as_f64().unwrap()],
     }
 }

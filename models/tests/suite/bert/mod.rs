@@ -27,12 +27,17 @@ const STEPS: usize = 4;
 const VOCAB: usize = 13;
 
 fn config(placement: NormPlacement) -> BertConfig {
+    small(BertConfig::new(placement, VOCAB, 5, 16, 4, LENGTH))
+}
+
+/// A model of width 16, with dropout and an inner width that two ranks do not divide.
+fn small(config: BertConfig) -> BertConfig {
     BertConfig {
         ffn_hidden_size: 21,
         init_method_std: 0.2,
         hidden_dropout: 0.1,
         attention_dropout: 0.1,
-        ..BertConfig::new(placement, VOCAB, 5, 16, 4, LENGTH)
+        ..config
     }
 }
 

@@ -1,6 +1,6 @@
 //! A BERT that chooses among answers: its logits and gradients, the same losses in every layout, and what it learns.
 
-use super::{ALONE, Layout, SPLIT};
+use super::{ALONE, Layout, SPLIT, small};
 use ferrotron_autograd::Var;
 use ferrotron_models::batch_size::{BatchSize, BatchSizeConfig};
 use ferrotron_models::bert::{Bert, BertConfig, NormPlacement};
@@ -48,14 +48,7 @@ fn race(seed: u64, questions: u64) -> Race {
 }
 
 fn config(placement: NormPlacement) -> BertConfig {
-    BertConfig {
-        ffn_hidden_size: 21,
-        init_method_std: 0.2,
-        hidden_dropout: 0.1,
-        attention_dropout: 0.1,
-        ..BertConfig::new(placement, VOCAB, 4, 16, 4, LENGTH)
-    }
-    .with_choices(NUM_CHOICES)
+    small(BertConfig::new(placement, VOCAB, 4, 16, 4, LENGTH)).with_choices(NUM_CHOICES)
 }
 
 fn named<'a>(params: &'a [Param], name: &str) -> &'a Param {

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::io::data::{Batch, PairBatch};
+use crate::io::hugging_face::tests::numbers;
 use crate::training::microbatch::Microbatch;
 use crate::training::model::Model;
 use ferrotron_autograd::no_grad;
@@ -15,14 +16,6 @@ const NAMES: [&str; 4] = ["bert", "bert-mlm", "megatron-bert", "megatron-bert-ml
 
 fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/hf/tiny-bert").join(name)
-}
-
-fn numbers(value: &Value) -> Vec<f64> {
-    match value {
-        Value::Array(list) => list.iter().flat_map(numbers).collect(),
-        Value::Null => Vec::new(),
-        other => vec![other.as_f64().unwrap()],
-    }
 }
 
 fn gap(got: &[f64], want: &[f64]) -> f64 {

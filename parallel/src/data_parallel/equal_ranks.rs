@@ -1,0 +1,137 @@
+//! Refuses ranks that would train different models: with other seeds or configurations, which are compared once, or with
+//! other learning rates, which travel with the number by which ranks refuse a step together.
+
+use ferrotron_nn::{Axis, Optimizer, Param, StepConfig};
+use ferrotron_tensor::{Error, Result};
+use std::collections::BTreeSet;
+
+use super::config::DataParallelConfig;
+use crate::agreement::{Facts, agree, digest, gather_values};
+use crate::mesh::Mesh;
+
+/// Largest difference of the factor of gradients between ranks, relative to it: groups may add the parts of the norm in
+/// other orders.
+const ROUNDING: f64 = 1e-6;
+
+/// Errors, on all ranks of the mesh, if their parameters have other seeds, their gradients other reductions, or ranks of a
+/// stage other parameters. A rank that cannot continue gives its error instead. Sends two digests to each rank, and nothing
+/// on a fake device.
+pub(super) fn check_setup(
+    params: &[Param],
+    mesh: &Mesh,
+    config: &DataParallelConfig,
+    checked: Result<()>,
+) -> Result<()> {
+    if params.iter().any(|param| param.leaf().device().is_fake()) {
+        return checked;
+    }
+    let seeds: BTreeSet<u64> = params.iter().map(Param::seed).collect();
+    let seeds: Vec<String> = seeds.iter().map(u64::to_string).collect();
+    let DataParallelConfig {
+        sharding,
+        optimizer,
+        bucket_numel,
+        synchronize_every,
+        gradients,
+        unused,
+        replica_check,
+    } = config;
+    let facts = [
+        ("the seed of the model's scope", seeds.join(" and ")),
+        ("sharding", format!("{sharding:?}")),
+        ("optimizer", format!("{optimizer:?}")),
+        ("bucket_numel", format!("{bucket_numel:?}")),
+        ("synchronize_every", synchronize_every.to_string()),
+        ("gradients", format!("{gradients:?}")),
+        ("unused", format!("{unused:?}")),
+        ("replica_check", format!("{replica_check:?}")),
+    ];
+    let facts: Facts = facts.map(|(name, value)| (name.to_string(), value)).into();
+    let agreed = agree(mesh.world(), checked.as_ref().map(|_| &facts));
+    checked?;
+    agreed?;
+    check_params(params, mesh)
+}
+
+/// Errors, on all ranks of the mesh, if ranks of a pipeline stage do not have the same parameters in the same order: they
+/// would add up gradients of different ones. Each rank sends a digest, and the parameters if a digest differs.
+fn check_params(params: &[Param], mesh: &Mesh) -> Result<()> {
+    let world = mesh.world();
+    if world.size() == 1 {
+        return Ok(());
+    }
+    let describe = |param: &Param| {
+        let trained = if param.is_trainable() { "trained" } else { "frozen" };
+        let (dims, dtype) = (param.shard_spec().global_dims(), param.leaf().dtype());
+        let options = param.options();
+        let factor = match options.lr_multiplier {
+            1.0 => String::new(),
+            factor => format!(", learning rate times {factor}"),
+        };
+        format!("'{}' {dims:?} {dtype}, {trained}{factor}", param.name())
+    };
+    let own: Vec<String> = params.iter().map(describe).collect();
+    // Ranks of a stage differ from its first one along the other axes only.
+    let layout = mesh.layout();
+    let stage = |rank: usize| layout.coordinate(rank, Axis::Pipeline);
+    let first = |rank: usize| (0..rank).find(|&other| stage(other) == stage(rank)).unwrap_or(rank);
+    let digests = gather_values(world, &[digest(own.join("\n").as_bytes())])?;
+    let Some(rank) = (0..digests.len()).find(|&rank| digests[rank] != digests[first(rank)]) else {
+        return Ok(());
+    };
+    let all = gather_values(world, &own)?;
+    let (one, other) = (&all[first(rank)], &all[rank]);
+    let at = one.iter().zip(other).take_while(|(one, other)| one == other).count();
+    let shown = |params: &[String]| params.get(at).map_or("absent".into(), String::clone);
+    // A rank that ends with an error ends the calls of the others, which must have the parameters first.
+    drop(world.barrier().wait());
+    let message = format!(
+        "parameter {} is {} on rank {} and {} on rank {rank}: ranks of a pipeline stage need the same parameters in the \
+         same order",
+        at + 1,
+        shown(one),
+        first(rank),
+        shown(other)
+    );
+    Err(Error::config("data_parallel", message))
+}
+
+/// A number of a step that all ranks have alike.
+pub(super) struct Equal {
+    name: &'static str,
+    /// This rank's, exact in f64.
+    pub own: f64,
+    /// Largest difference, relative to the number.
+    rounding: f64,
+    remedy: &'static str,
+}
+
+/// The numbers of the next step that all ranks have alike.
+pub(super) fn equal_numbers(optimizer: &Optimizer, step: &StepConfig) -> [Equal; 4] {
+    let config = digest(format!("{:?}", optimizer.config()).as_bytes());
+    let config = u64::from_str_radix(&config[..12], 16).map_or(0.0, |number| number as f64);
+    let same = "give all ranks the same";
+    let equal = |name, own, remedy| Equal { name, own, rounding: 0.0, remedy };
+    let norm = "compute it from `DataParallel::grad_norm`, the norm over all ranks";
+    [
+        equal("the learning rate", step.lr, same),
+        Equal { rounding: ROUNDING, ..equal("the factor of the gradients", step.grad_scale, norm) },
+        equal(
+            "the number of the optimizer's steps",
+            optimizer.steps() as f64,
+            "load the same checkpoint on all ranks",
+        ),
+        equal("a digest of the optimizer's configuration", config, same),
+    ]
+}
+
+/// The first number that ranks do not have alike, from the largest of each and of its negative.
+pub(super) fn difference(equal: &[Equal], most: &[f64], rank: usize) -> Option<String> {
+    equal.iter().zip(most.chunks_exact(2)).find_map(|(number, most)| {
+        let Equal { name, own, rounding, remedy } = number;
+        let (low, high) = (-most[1], most[0]);
+        (high - low > rounding * high.abs().max(low.abs())).then(|| {
+            format!("{name} is {own} on rank {rank}, and from {low} to {high} on all: {remedy}")
+        })
+    })
+}
