@@ -44,6 +44,8 @@ pub use ferrotron_cuda as cuda;
 pub use ferrotron_models as models;
 pub use ferrotron_nn as nn;
 pub use ferrotron_parallel as parallel;
+#[cfg(feature = "cli")]
+pub use ferrotron_planner as planner;
 pub use ferrotron_tensor as tensor;
 
 pub use ferrotron_autograd::{

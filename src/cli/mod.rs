@@ -84,6 +84,9 @@ enum Command {
     /// Tell what a run takes of memory before it starts
     #[command(allow_negative_numbers = true)]
     Memory(Box<commands::memory::MemoryArgs>),
+    /// Predict how long a training step takes on a cluster, before it is rented
+    #[command(allow_negative_numbers = true)]
+    Simulate(Box<commands::simulate::SimulateArgs>),
     /// Time training steps
     Bench(Box<commands::bench::BenchArgs>),
     /// Draw and time the schedule of a pipeline
@@ -131,6 +134,7 @@ pub fn run(arguments: Vec<OsString>) -> Result<ExitCode> {
         Command::Export(args) => commands::export::export(&args),
         Command::Tokenize(args) => commands::tokenize::tokenize(&args),
         Command::Checkpoint(args) => commands::checkpoint::checkpoint(&args),
+        Command::Simulate(args) => commands::simulate::simulate(&args, &options),
         Command::Bench(args) => commands::bench::bench(&args),
         Command::Schedule(args) => commands::schedule::schedule(&args),
         Command::Report(args) => commands::report::report(&args, &definition),

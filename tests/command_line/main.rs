@@ -27,6 +27,7 @@ mod race;
 mod refusals;
 mod report;
 mod serve;
+mod simulate;
 mod stopping;
 mod streams;
 mod tasks;

@@ -1,12 +1,27 @@
-//! Collectives without others: for a rank whose memory is of interest, and nothing else.
+//! Collectives without others: for a rank whose memory or time is predicted.
+//!
+//! Each call is announced by an event of the `tracing` crate, and so is each wait for one. `ferrotron-planner` predicts
+//! the time of a step from these.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use tracing::trace;
 
 use super::{Call, Collective, CommVolume, Memory, Work};
 
 /// One rank's end of a group that has no other members.
 pub(super) struct Fake {
-    pub name: String,
-    pub rank: usize,
-    pub size: usize,
+    name: Arc<str>,
+    rank: usize,
+    size: usize,
+    /// Calls so far.
+    calls: AtomicU64,
+}
+
+impl Fake {
+    pub fn new(name: &str, rank: usize, size: usize) -> Fake {
+        Fake { name: name.into(), rank, size, calls: AtomicU64::new(0) }
+    }
 }
 
 impl Collective for Fake {
@@ -22,8 +37,15 @@ impl Collective for Fake {
         self.size
     }
 
-    fn start(&self, _: Call, memory: Memory) -> Work<Memory> {
-        Work::ready(memory)
+    fn start(&self, call: Call, memory: Memory) -> Work<Memory> {
+        let number = self.calls.fetch_add(1, Relaxed);
+        let (group, bytes) = (&*self.name, call.len * call.dtype.size());
+        trace!(name: "call", group, number, operation = call.op.name(), bytes);
+        let group = self.name.clone();
+        Work::ready(memory).map(move |memory| {
+            trace!(name: "awaited", group = &*group, number);
+            Ok(memory)
+        })
     }
 
     fn traffic(&self) -> CommVolume {

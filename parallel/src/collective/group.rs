@@ -38,7 +38,7 @@ impl Group {
 
     /// A group with no other rank than this one: every call is done at once and leaves its memory as it is.
     pub fn fake(name: &str, rank: usize, size: usize) -> Group {
-        Group::new(Arc::new(Fake { name: name.to_string(), rank, size }))
+        Group::new(Arc::new(Fake::new(name, rank, size)))
     }
 
     /// The same group with another backend: `wrap` gets the present one and returns the new one.

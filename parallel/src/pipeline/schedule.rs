@@ -118,7 +118,7 @@ impl PipelineSchedule {
     }
 
     /// The receiver's name for a message that `rank` sends; `None` if there is no such receiver.
-    pub(super) fn at_receiver(&self, rank: usize, sent: &Message) -> Option<Message> {
+    pub fn at_receiver(&self, rank: usize, sent: &Message) -> Option<Message> {
         let stage = self.virtual_stage(rank, sent.chunk);
         let to = match sent.direction {
             Direction::Forward => stage + 1,

@@ -75,7 +75,7 @@ fn report<M: TrainedModel>(
     ];
     let smallest = sizes.iter().try_fold(1_usize, |ranks, &size| ranks.checked_mul(size));
     let world = parallel.ranks.nproc.or(smallest).unwrap_or(0);
-    let vocab_size = vocab_size::<M>(args, resumed, imported)?;
+    let vocab_size = vocab_size::<M>(train, resumed, imported)?;
     let plan = plan::<M>(train, world, parallel.ranks.nproc.unwrap_or(1), vocab_size)?;
     if let Some(imported) = imported {
         imported.check_config::<M>(&plan.model)?;
@@ -96,12 +96,12 @@ fn report<M: TrainedModel>(
     Ok(ExitCode::SUCCESS)
 }
 
-fn vocab_size<M: TrainedModel>(
-    args: &MemoryArgs,
+/// The number of token ids of a run that is not started.
+pub fn vocab_size<M: TrainedModel>(
+    train: &TrainArgs,
     resumed: Option<&Checkpoint>,
     imported: Option<&Imported>,
 ) -> Result<usize> {
-    let train = &args.train;
     let unsaid = train.data.is_built_in() && train.data.tokenizer == "char";
     match train.data.vocab_size {
         Some(0) => Err(Error::config("--vocab-size", "must be positive, got 0")),

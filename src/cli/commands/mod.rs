@@ -12,5 +12,6 @@ pub(super) mod report;
 pub(super) mod schedule;
 #[cfg(feature = "serve")]
 pub(super) mod serve;
+pub(super) mod simulate;
 pub(super) mod tokenize;
 pub(super) mod train;

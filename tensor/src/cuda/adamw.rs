@@ -38,10 +38,10 @@ pub(crate) fn adamw(
     let launch = kernel(&device, "adamw", element, name)?
         .input(&coefficients)
         .input(step)
-        .output(weights)
+        .updated(weights)
         .input(grads)
-        .output(m)
-        .output(v);
+        .updated(m)
+        .updated(v);
     let launch = match (found, copy) {
         (Types::Same | Types::Wide, _) => launch,
         (_, Some(copy)) => launch.output(copy),

@@ -6,6 +6,7 @@ use ferrotron_cuda::arguments::Attention;
 
 use self::kernels::{AttentionKernels, Pass, ROWS};
 use super::kernel::{Kernel, MOST_BLOCKS, kernel};
+use super::launched::Products;
 use crate::ops::attention::config::{AttentionConfig, AttentionDropout, AttentionMask};
 use crate::ops::attention::operands::{Operands, ScoreBias, Shape};
 use crate::ops::random::last_dropped;
@@ -84,7 +85,16 @@ impl<'a> AttentionLaunch<'a> {
         let q = &self.operands[0];
         let name = self.kernels.name(pass, self.dropout);
         let kernel = kernel(q.device(), self.kernels.file(self.a.bias != 0), q.dtype(), name)?;
-        Ok(self.operands.iter().fold(kernel, Kernel::input))
+        let Shape { batch, queries, keys, heads, width, .. } = self.shape;
+        let products = Products {
+            count: pass.products(),
+            batch: batch * heads,
+            rows: queries,
+            columns: keys,
+            inner: width,
+            causal: self.a.causal != 0,
+        };
+        Ok(self.operands.iter().fold(kernel.computes(products), Kernel::input))
     }
 
     /// Adds the arguments that follow the tensors, and launches `grid` blocks.

@@ -3,6 +3,7 @@
 use ferrotron_cuda::arguments::Layout;
 
 use super::kernel;
+use super::launched::{Products, launched};
 use crate::core::tensor::check_device;
 use crate::{DType, Error, Result, Tensor};
 
@@ -75,6 +76,7 @@ fn copy_bytes(x: &Tensor, out: &mut Tensor) -> Result<()> {
     }
     let Some(gpu) = x.device().gpu() else { return Ok(()) };
     let len = x.numel() * x.dtype().size();
+    launched("copy", x.dtype(), 2 * len, Products::default());
     // SAFETY: a contiguous view's bytes are within its buffer. `out` has no other holder, so its buffer is not that
     // of `x`. Both are used in the order of this stream.
     unsafe { gpu.compute().copy(out.address(), x.address(), len) }.map_err(Error::from_gpu)
@@ -87,9 +89,10 @@ pub(crate) fn zero_fill(x: &mut Tensor) -> Result<()> {
         return Err(Error::memory("zero_fill", message));
     }
     let Some(gpu) = x.device().gpu() else { return Ok(()) };
+    let len = x.numel() * x.dtype().size();
+    launched("zero_fill", x.dtype(), len, Products::default());
     // SAFETY: a contiguous view's bytes are within its buffer, which has no other holder.
-    unsafe { gpu.compute().zero_fill(x.address(), x.numel() * x.dtype().size()) }
-        .map_err(Error::from_gpu)
+    unsafe { gpu.compute().zero_fill(x.address(), len) }.map_err(Error::from_gpu)
 }
 
 /// Batch, rows and columns of the dense matrices whose transpose is `x`, and the strides of batch and rows.

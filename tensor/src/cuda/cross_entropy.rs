@@ -119,7 +119,7 @@ impl Targets {
         let (rows, width) = (dx.dims()[0], dx.dims()[1]);
         let device = dx.device().clone();
         let launch = kernel(&device, "cross_entropy", dx.dtype(), "cross_entropy_backward")?;
-        self.with_classes(launch.output(&mut dx), first, rows)?
+        self.with_classes(launch.updated(&mut dx), first, rows)?
             .input(&lse.contiguous()?)
             .input(scale)
             .value(rows as u64)

@@ -8,7 +8,7 @@ pub(crate) fn ema(decay: f64, step: &Tensor, average: &mut Tensor, weights: &Ten
     let (device, n) = (weights.device().clone(), weights.numel());
     kernel(&device, "ema", weights.dtype(), "ema")?
         .input(step)
-        .output(average)
+        .updated(average)
         .input(weights)
         .value(n as u64)
         .value(decay)

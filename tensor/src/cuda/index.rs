@@ -93,6 +93,7 @@ pub(crate) fn select(
         .value(offset as i64)
         .value(global as i64)
         .bad_index(op)
+        .touches(2 * outer * count * inner * x.dtype().size())
         .run([blocks, 1, 1], [width.next_multiple_of(32).clamp(32, 256), 1, 1])
 }
 
@@ -120,6 +121,7 @@ pub(crate) fn add(
         .run_elements(count)?;
     let order = argsort::first(&keys, SortOrder::Ascending, count)?;
     let name = if y.dtype() == x.dtype() { "index_add" } else { "index_add_wide" };
+    let wide = y.dtype().size();
     kernel(device, "index", x.dtype(), name)?
         .input(x)
         .input(&keys)
@@ -129,6 +131,7 @@ pub(crate) fn add(
         .value(count as u64)
         .value(size as i64)
         .value(inner as u64)
+        .touches(outer * count * inner * (x.dtype().size() + 2 * wide))
         .run([count, inner.div_ceil(COLUMNS), outer.min(MOST_BLOCKS)], [COLUMNS, 1, 1])
 }
 

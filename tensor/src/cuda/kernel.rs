@@ -8,6 +8,7 @@ use ferrotron_cuda::kernels::KernelSource;
 use ferrotron_cuda::launch::{Dim3, Launch};
 use smallvec::SmallVec;
 
+use super::launched::{Products, launched};
 use crate::{DType, Device, Error, RandomKey, Result, ShardSpec, Tensor};
 
 /// Maximum size of a grid along y and z.
@@ -26,6 +27,10 @@ pub(crate) struct Kernel<'a> {
     /// Held until the launch by a kernel that draws random numbers.
     step: Option<StepCell<'a>>,
     error: Option<Error>,
+    dtype: DType,
+    /// Bytes that the kernel reads and writes, as far as its operands tell.
+    bytes: usize,
+    products: Products,
 }
 
 /// The kernel `name` of `file` for elements of `dtype`.
@@ -42,14 +47,15 @@ pub(crate) fn kernel<'a>(
         return Err(Error::dtype(name, format!("there is no kernel for {dtype}")));
     }
     let launch = gpu.kernel(file, dtype.into(), name).map_err(Error::from_gpu)?;
-    Ok(Kernel { launch, device, gpu, step: None, error: None })
+    let products = Products::default();
+    Ok(Kernel { launch, device, gpu, step: None, error: None, dtype, bytes: 0, products })
 }
 
 impl Kernel<'_> {
     /// Adds a tensor that the kernel reads, from the view's first element on.
     pub(crate) fn input(self, x: &Tensor) -> Self {
         let elsewhere = self.elsewhere(x);
-        self.refuse(elsewhere).value(x.address())
+        self.refuse(elsewhere).moving(stored_bytes(x)).value(x.address())
     }
 
     /// Adds a tensor that the kernel writes, from the view's first element on. Its buffer must have no other holder.
@@ -71,7 +77,28 @@ impl Kernel<'_> {
         self.refuse(shared)
             .refuse(overlaps)
             .refuse(elsewhere)
+            .moving((y.numel() - start) * y.dtype().size())
             .value(y.address() + (start * y.dtype().size()) as u64)
+    }
+
+    /// Adds a tensor that the kernel reads and overwrites, as [`Kernel::output`].
+    pub(crate) fn updated(self, y: &mut Tensor) -> Self {
+        let bytes = stored_bytes(y);
+        self.output(y).moving(bytes)
+    }
+
+    fn moving(self, bytes: usize) -> Self {
+        Kernel { bytes: self.bytes + bytes, ..self }
+    }
+
+    /// States the bytes that the kernel reads and writes, where it does not touch its operands as a whole.
+    pub(crate) fn touches(self, bytes: usize) -> Self {
+        Kernel { bytes, ..self }
+    }
+
+    /// States the matrix products that the kernel computes.
+    pub(crate) fn computes(self, products: Products) -> Self {
+        Kernel { products, ..self }
     }
 
     fn elsewhere(&self, x: &Tensor) -> Option<Error> {
@@ -151,6 +178,9 @@ impl Kernel<'_> {
         if let Some(error) = self.error {
             return Err(error);
         }
+        if !grid.contains(&0) {
+            launched(self.launch.name(), self.dtype, self.bytes, self.products);
+        }
         // SAFETY: every address is of a tensor on this GPU. Written tensors have no other holder. Blocks return to
         // the pool in the order of the one stream that runs all kernels. The kernel tests assert that kernels stay
         // within their sizes and layouts.
@@ -175,6 +205,12 @@ impl Kernel<'_> {
         };
         self.run(grid, block)
     }
+}
+
+/// Bytes of the elements that a view shows, each once.
+fn stored_bytes(x: &Tensor) -> usize {
+    let shown = x.dims().iter().zip(x.layout().strides()).filter(|(_, stride)| **stride > 0);
+    shown.map(|(size, _)| size).product::<usize>().min(x.numel()) * x.dtype().size()
 }
 
 /// The layout of `dims` with the strides of each operand broadcast to them.

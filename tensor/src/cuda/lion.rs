@@ -24,9 +24,9 @@ pub(crate) fn lion(
     let Lion { beta1, beta2, weight_decay } = *config;
     kernel(&device, "lion", element, name)?
         .input(step)
-        .output(weights)
+        .updated(weights)
         .input(grads)
-        .output(m)
+        .updated(m)
         .value(n as u64)
         .value(beta1)
         .value(beta2)

@@ -5,6 +5,7 @@ use ferrotron_cuda::gpu::Gpu;
 use smallvec::SmallVec;
 
 use super::copy::{copy, zero_fill};
+use super::launched::product_launched;
 use crate::core::layout::{Dims, Layout};
 use crate::gemm::Accum;
 use crate::{DType, Error, Result, Tensor};
@@ -117,6 +118,7 @@ fn product_with_epilogue(
         if !gpu.products().supports(&call).map_err(Error::from_gpu)? {
             return Ok(false);
         }
+        product_launched(&call, lhs.dtype(), out.dtype());
         // SAFETY: as in `products`. There is one call. The epilogue's tensors have the declared sizes, and are either
         // uniquely held or only read.
         unsafe { gpu.product(&call) }.map_err(Error::from_gpu)?;
@@ -128,6 +130,7 @@ fn product_with_epilogue(
 fn products(out: &mut Tensor, accum: Accum, lhs: &Tensor, rhs: &Tensor) -> Result<()> {
     let gpu = gpu(out)?;
     for call in calls(out, accum, lhs, rhs)? {
+        product_launched(&call, lhs.dtype(), out.dtype());
         // SAFETY: the matrices are within the buffers by construction of the layouts, and no two elements of `out`, whose
         // buffer has no other holder, overlap. Memory comes back to the pool in the order of the one stream.
         unsafe { gpu.product(&call) }.map_err(Error::from_gpu)?;

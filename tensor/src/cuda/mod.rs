@@ -13,6 +13,7 @@ pub(crate) mod cross_entropy;
 pub(crate) mod ema;
 pub(crate) mod index;
 mod kernel;
+mod launched;
 pub(crate) mod lion;
 pub(crate) mod matmul;
 pub(crate) mod norm;

@@ -38,7 +38,7 @@ pub(crate) fn binary(
 pub(crate) fn unary_backward(op: Unary, p: f64, dx: &mut Tensor, saved: &Tensor) -> Result<()> {
     let (dtype, n) = (dx.dtype(), dx.numel());
     kernel(saved.device(), "pointwise", dtype, op.derivative_name())?
-        .output(dx)
+        .updated(dx)
         .input(saved)
         .value(n as u64)
         .value(p)
@@ -60,7 +60,7 @@ pub(crate) fn in_place(op: Unary, p: f64, x: &mut Tensor) -> Result<()> {
 pub(crate) fn add_assign(y: &mut Tensor, x: &Tensor) -> Result<()> {
     let (layout, n) = (layout(y.dims(), &[y])?, x.numel());
     kernel(x.device(), "pointwise", x.dtype(), "add_assign")?
-        .output(y)
+        .updated(y)
         .input(x)
         .value(n as u64)
         .value(layout)

@@ -21,10 +21,10 @@ pub(crate) fn sgd(
         Types::Master | Types::MasterWide => "sgd_master",
     };
     let (device, n) = (weights.device().clone(), weights.numel());
-    let launch = kernel(&device, "sgd", element, name)?.input(step).output(weights).input(grads);
+    let launch = kernel(&device, "sgd", element, name)?.input(step).updated(weights).input(grads);
     let launch = match buffer.numel() {
         0 => launch.optional(None),
-        _ => launch.output(buffer),
+        _ => launch.updated(buffer),
     };
     launch
         .value(n as u64)

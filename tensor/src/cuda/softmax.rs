@@ -19,7 +19,7 @@ pub(crate) fn backward(op: &'static str, y: &Tensor, dy: &mut Tensor) -> Result<
     let (rows, width) = rows(y);
     kernel(y.device(), "softmax", y.dtype(), op)?
         .input(y)
-        .output(dy)
+        .updated(dy)
         .value(rows as u64)
         .value(width as u64)
         .run_rows(rows, width)

@@ -110,3 +110,14 @@ pub(super) enum Pass {
     /// The gradient of the bias.
     Bias,
 }
+
+impl Pass {
+    /// Number of matrix products for each tile: the scores, and those with the probabilities or their gradients.
+    pub(super) fn products(self) -> usize {
+        match self {
+            Pass::Forward | Pass::Bias => 2,
+            Pass::Queries => 3,
+            Pass::Keys => 4,
+        }
+    }
+}

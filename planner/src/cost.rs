@@ -1,0 +1,105 @@
+//! Durations of kernels on a GPU, from their operations, bytes and shapes.
+//!
+//! - Any kernel takes at least the time of a launch, and that of its bytes at the bandwidth that kernels reach.
+//! - A matrix product runs in waves of tiles, one a multiprocessor. The last wave may be partly empty, and each tile
+//!   pays for its beginning and end. The fastest of a few tile shapes and divisions of the inner dim is taken, as the
+//!   heuristic of a library does.
+//! - Fused attention reaches a constant share of the peak. Unfused attention is batched products and passes of softmax
+//!   and dropout over the scores.
+
+use ferrotron_tensor::Result;
+
+use crate::cluster::{AttentionKernels, Cluster, GpuSpec};
+use crate::record::Launch;
+
+/// Rows and columns of the tiles of a matrix product.
+const TILES: [[usize; 2]; 5] = [[256, 128], [128, 256], [128, 128], [128, 64], [64, 64]];
+/// A tile of r rows and c columns computes r c products for each r + c loaded elements. It reaches the peak's share
+/// 1 / (1 + LOADS (1/r + 1/c)).
+const LOADS: f64 = 8.0;
+/// Divisions of the inner dim, whose partial sums are added afterwards.
+const SPLITS: [usize; 4] = [1, 2, 4, 8];
+/// Least elements of a part of the inner dim.
+const SPLIT_INNER: usize = 512;
+
+/// The kind of a kernel, as a report sums them up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum KernelKind {
+    /// A matrix product.
+    Product,
+    /// Attention between its projections.
+    Attention,
+    /// Anything that memory bounds.
+    Memory,
+}
+
+impl KernelKind {
+    /// The kind of a launch.
+    pub fn of(launch: &Launch) -> KernelKind {
+        match (launch.count, launch.kernel.as_str()) {
+            (0, kernel) if kernel.starts_with("attention") => KernelKind::Attention,
+            (0, _) => KernelKind::Memory,
+            (_, "matmul") => KernelKind::Product,
+            _ => KernelKind::Attention,
+        }
+    }
+}
+
+/// The duration of a launch.
+///
+/// Errors if the cluster has no peak for its dtype.
+pub fn seconds(launch: &Launch, cluster: &Cluster) -> Result<f64> {
+    let gpu = &cluster.gpu;
+    let memory = launch.bytes as f64 / (gpu.bandwidth * gpu.memory_efficiency);
+    let computed = match KernelKind::of(launch) {
+        _ if launch.count == 0 => 0.0,
+        KernelKind::Product => product(launch, 1, gpu)?,
+        _ => match cluster.software.attention {
+            AttentionKernels::Fused => {
+                launch.operations() / (gpu.peak(launch.dtype)? * gpu.attention_efficiency)
+            }
+            AttentionKernels::Unfused => unfused_attention(launch, gpu)?,
+        },
+    };
+    Ok(computed.max(memory).max(gpu.launch))
+}
+
+/// The products of a launch, `count` times.
+fn product(launch: &Launch, count: usize, gpu: &GpuSpec) -> Result<f64> {
+    let Launch { batch, rows, columns, inner, dtype, .. } = *launch;
+    let peak = gpu.peak(dtype)? * gpu.product_efficiency;
+    let whole = gpu.bandwidth * gpu.memory_efficiency;
+    let one = |[high, wide]: [usize; 2], split: usize| {
+        let tiles = batch * rows.div_ceil(high) * columns.div_ceil(wide) * split;
+        let waves = tiles.div_ceil(gpu.multiprocessors) as f64;
+        let share = 1.0 / (1.0 + LOADS * (1.0 / high as f64 + 1.0 / wide as f64));
+        let each = peak * share / gpu.multiprocessors as f64;
+        let steps = inner as f64 / split as f64 + gpu.product_setup;
+        // Partial sums in f32 are written and read.
+        let sums =
+            if split == 1 { 0.0 } else { (8 * split * batch * rows * columns) as f64 / whole };
+        waves * 2.0 * (high * wide) as f64 * steps / each + sums
+    };
+    let divided = |split: &&usize| **split == 1 || inner / **split >= SPLIT_INNER;
+    let choices =
+        SPLITS.iter().filter(divided).flat_map(|split| TILES.map(|tile| one(tile, *split)));
+    Ok(count as f64 * choices.fold(f64::INFINITY, f64::min))
+}
+
+/// Two products of each pass, over all pairs of positions, and the passes over the scores: forward, softmax reads and
+/// writes them; in the pass of dq its backward reads two and writes one. Dropout reads, writes, and keeps a mask of bytes.
+fn unfused_attention(launch: &Launch, gpu: &GpuSpec) -> Result<f64> {
+    let backward = launch.kernel.contains("backward");
+    let size = launch.dtype.size();
+    let scores = launch.batch * launch.rows * launch.columns;
+    let dropout = if launch.kernel.contains("dropout") { 2 * size + 1 } else { 0 };
+    let bytes = match (backward, launch.kernel.contains("keys")) {
+        (false, _) => 2 * size + dropout,
+        (true, false) => 3 * size + dropout,
+        (true, true) => 0,
+    };
+    let bandwidth = gpu.bandwidth * gpu.memory_efficiency;
+    let products = product(launch, 2, gpu)?.max((2 * size * scores) as f64 / bandwidth);
+    let kernels = if bytes == 0 { 0.0 } else { 2.0 * gpu.launch };
+    Ok(products + ((bytes * scores) as f64 / bandwidth).max(kernels))
+}

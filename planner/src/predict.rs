@@ -1,0 +1,241 @@
+//! Predicts a training step: records a rank of each pipeline stage, and replays the whole schedule.
+
+use ferrotron_cuda::nvrtc::Architecture;
+use ferrotron_models::memory::{MemoryEstimator, PlannedDevice, StageMemory};
+use ferrotron_models::trainer::Model;
+use ferrotron_nn::Axis;
+use ferrotron_parallel::mesh::ParallelDims;
+use ferrotron_parallel::pipeline::{PipelineConfig, PipelineSchedule};
+use ferrotron_tensor::{DType, Result};
+use std::collections::BTreeMap;
+
+use crate::cluster::Cluster;
+use crate::cost::KernelKind;
+use crate::program::{Place, Program};
+use crate::record::{Launch, Recording, record};
+use crate::simulate::{Replay, simulate};
+use crate::stage_time::StageTime;
+use crate::trace::Mark;
+
+/// A predicted step.
+#[derive(Debug, Clone)]
+pub struct Prediction {
+    /// The step, by stage and instruction.
+    pub replay: Replay,
+    /// The mean over stages. Its parts add up to the duration of the step.
+    pub mean: StageTime,
+    /// The kernels of the busiest stage's rank, those that take longest first.
+    pub kernels: Vec<KernelTime>,
+    /// Memory of each stage's ranks.
+    pub memory: Vec<StageMemory>,
+    /// The simulated rank of each stage.
+    pub ranks: Vec<usize>,
+    /// Number of GPUs.
+    pub world: usize,
+    /// Tokens of the global batch.
+    pub tokens: u64,
+    /// Operations of the model on the global batch, without recomputation.
+    pub model_operations: f64,
+    /// Operations of all products on all GPUs, with recomputation. Attention counts two products of all pairs of
+    /// positions in each pass. With full recomputation this is equation (3) of arXiv:2104.04473.
+    pub hardware_operations: f64,
+    /// Peak operations a second of a GPU.
+    pub peak: f64,
+}
+
+/// The calls of a kernel in a step of one rank.
+#[derive(Debug, Clone, PartialEq)]
+pub struct KernelTime {
+    /// Its name; of a matrix product also the sizes.
+    pub name: String,
+    /// Number of launches.
+    pub calls: u64,
+    /// Bytes of all.
+    pub bytes: f64,
+    /// Operations of the products of all.
+    pub operations: f64,
+    /// Time of all.
+    pub seconds: f64,
+}
+
+impl Prediction {
+    /// Duration of the step.
+    pub fn seconds(&self) -> f64 {
+        self.replay.seconds
+    }
+
+    /// Tokens a second of all GPUs.
+    pub fn tokens_per_second(&self) -> f64 {
+        self.tokens as f64 / self.seconds()
+    }
+
+    /// Operations a second of one GPU, with recomputation.
+    pub fn hardware_per_gpu(&self) -> f64 {
+        self.hardware_operations / self.seconds() / self.world as f64
+    }
+
+    /// Operations a second of one GPU, without recomputation.
+    pub fn model_per_gpu(&self) -> f64 {
+        self.model_operations / self.seconds() / self.world as f64
+    }
+
+    /// The bubble over the time that is not bubble, as papers state it: (p-1)/m for 1F1B.
+    pub fn bubble(&self) -> f64 {
+        self.mean.bubble / (self.seconds() - self.mean.bubble)
+    }
+
+    /// Bytes of the rank that takes most.
+    pub fn peak_bytes(&self) -> usize {
+        self.memory.iter().map(|stage| stage.memory.total_bytes).max().unwrap_or(0)
+    }
+
+    /// Seconds of a training on `tokens`.
+    pub fn training_seconds(&self, tokens: f64) -> f64 {
+        tokens / self.tokens_per_second()
+    }
+
+    /// The same for a model of `parameters` by equation (4) of arXiv:2104.04473: 8 T P / (n X) for T tokens, P parameters,
+    /// n GPUs and X operations a second of each with recomputation.
+    pub fn training_seconds_by_equation(&self, tokens: f64, parameters: f64) -> f64 {
+        8.0 * tokens * parameters / (self.world as f64 * self.hardware_per_gpu())
+    }
+
+    /// The spans of a trace, if they were asked for.
+    pub fn marks(&self) -> &[Mark] {
+        &self.replay.marks
+    }
+}
+
+/// A run of which a rank of each stage has been recorded: it can be predicted for several clusters with GPUs of one
+/// architecture.
+pub struct RecordedRun {
+    layout: ParallelDims,
+    pipeline: PipelineConfig,
+    stages: Vec<(StageMemory, Recording)>,
+    dtype: DType,
+    tokens: u64,
+    model_operations: f64,
+}
+
+impl RecordedRun {
+    /// Takes a step of `run` on fake GPUs of `architecture`, which replace its device. Operations and modules are
+    /// recorded `with_operations` only.
+    ///
+    /// Errors as [`MemoryEstimator::stages`].
+    pub fn new<M: Model>(
+        run: &MemoryEstimator<M>,
+        architecture: Architecture,
+        with_operations: bool,
+    ) -> Result<RecordedRun> {
+        let run = MemoryEstimator::<M> {
+            model: run.model.clone(),
+            trainer: run.trainer.clone(),
+            device: PlannedDevice::Gpu(architecture),
+            ..*run
+        };
+        let stages = run.layout.size(Axis::Pipeline);
+        let (parallel, sizes) = (&run.trainer.parallel, &run.trainer.batch_size);
+        let tokens = (sizes.full_batch_size() * run.seq_length) as u64;
+        let pipeline = PipelineConfig {
+            kind: parallel.pipeline_schedule,
+            stages,
+            microbatches: sizes.microbatches(u64::MAX),
+            chunks: parallel.chunks,
+        };
+        let record = |stage| record(with_operations, || run.stage(stage));
+        Ok(RecordedRun {
+            layout: run.layout,
+            pipeline,
+            stages: (0..stages).map(record).collect::<Result<_>>()?,
+            dtype: run.dtype,
+            tokens,
+            model_operations: M::flops(&run.model, tokens, run.seq_length),
+        })
+    }
+
+    /// Predicts the step on `cluster`. `with_marks` keeps the spans of a trace.
+    ///
+    /// Errors if the cluster has no peak for the dtypes of the run.
+    pub fn predict(&self, cluster: &Cluster, with_marks: bool) -> Result<Prediction> {
+        let program = |(found, recording): &(StageMemory, Recording)| {
+            let place = Place { layout: &self.layout, rank: found.rank };
+            let microbatches = recording.microbatches;
+            let recorded =
+                PipelineSchedule::new(&PipelineConfig { microbatches, ..self.pipeline })?;
+            Program::new(recording, &recorded, place, cluster)
+        };
+        let programs: Vec<Program> = self.stages.iter().map(program).collect::<Result<_>>()?;
+        let programs: Vec<&Program> = programs.iter().collect();
+        let schedule = PipelineSchedule::new(&self.pipeline)?;
+        let replay = simulate(&schedule, &programs, cluster.software, with_marks)?;
+        let operations = replay.stages.iter().zip(&programs).map(|(stage, program)| {
+            let counts = stage.launches.iter().zip(&program.launches);
+            counts.map(|(count, launch)| *count as f64 * counted_operations(launch)).sum::<f64>()
+        });
+        let world = self.layout.world();
+        Ok(Prediction {
+            mean: StageTime::mean(&replay.stages),
+            kernels: kernels(&replay, &programs),
+            memory: self.stages.iter().map(|(memory, _)| *memory).collect(),
+            ranks: self.stages.iter().map(|(memory, _)| memory.rank).collect(),
+            world,
+            tokens: self.tokens,
+            model_operations: self.model_operations,
+            hardware_operations: operations.sum::<f64>() * (world / programs.len()) as f64,
+            peak: cluster.gpu.peak(self.dtype)?,
+            replay,
+        })
+    }
+}
+
+/// Predicts a step of the run that `run` describes on `cluster`, whose GPUs replace the run's device. `with_marks` keeps
+/// the spans of a trace.
+///
+/// Errors as [`MemoryEstimator::stages`], and if the cluster has no peak for the dtypes of the run.
+pub fn predict<M: Model>(
+    run: &MemoryEstimator<M>,
+    cluster: &Cluster,
+    with_marks: bool,
+) -> Result<Prediction> {
+    RecordedRun::new(run, cluster.gpu.architecture, with_marks)?.predict(cluster, with_marks)
+}
+
+/// Operations as papers count them: attention without its causal half, and without the products that a fused kernel
+/// computes again.
+fn counted_operations(launch: &Launch) -> f64 {
+    match KernelKind::of(launch) {
+        KernelKind::Attention => {
+            Launch { causal: false, count: launch.count.min(2), ..launch.clone() }.operations()
+        }
+        _ => launch.operations(),
+    }
+}
+
+/// The kernels of the stage that computes longest.
+fn kernels(replay: &Replay, programs: &[&Program]) -> Vec<KernelTime> {
+    let busy = |stage: &StageTime| stage.computing.iter().sum::<f64>();
+    let stages = replay.stages.iter().zip(programs);
+    let busiest = stages.max_by(|a, b| busy(a.0).total_cmp(&busy(b.0)));
+    let Some((stage, program)) = busiest else { return Vec::new() };
+    let mut sums: BTreeMap<String, KernelTime> = BTreeMap::new();
+    let counts = stage.launches.iter().zip(&program.launches).zip(&program.durations);
+    for ((&calls, launch), seconds) in counts.filter(|((calls, _), _)| **calls > 0) {
+        let name = match KernelKind::of(launch) {
+            KernelKind::Product => {
+                let Launch { batch, rows, columns, inner, .. } = launch;
+                format!("matmul {batch} x {rows} x {columns} x {inner}")
+            }
+            _ => launch.kernel.clone(),
+        };
+        let empty =
+            KernelTime { name: name.clone(), calls: 0, bytes: 0.0, operations: 0.0, seconds: 0.0 };
+        let sum = sums.entry(name).or_insert(empty);
+        sum.calls += calls;
+        sum.bytes += calls as f64 * launch.bytes as f64;
+        sum.operations += calls as f64 * launch.operations();
+        sum.seconds += calls as f64 * seconds;
+    }
+    let mut kernels: Vec<KernelTime> = sums.into_values().collect();
+    kernels.sort_by(|a, b| b.seconds.total_cmp(&a.seconds));
+    kernels
+}

@@ -1,0 +1,44 @@
+//! The time of a stage's step, by parts.
+
+use crate::steps::Traffic;
+
+/// What a stage does in a step, in seconds.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct StageTime {
+    /// Kernels, by [`Part`](crate::steps::Part).
+    pub computing: [f64; 4],
+    /// Waits for communication, by [`Traffic`].
+    pub exposed: [f64; 6],
+    /// Durations of communication, by [`Traffic`].
+    pub communicating: [f64; 6],
+    /// Waits for other stages.
+    pub bubble: f64,
+    /// Number of launches, by the index of the program.
+    pub launches: Vec<u64>,
+}
+
+impl StageTime {
+    /// The time of all parts.
+    pub fn total(&self) -> f64 {
+        self.computing.iter().chain(&self.exposed).sum::<f64>() + self.bubble
+    }
+
+    /// The mean over stages, without launches.
+    pub fn mean(stages: &[StageTime]) -> StageTime {
+        let each = |of: &dyn Fn(&StageTime) -> f64| {
+            stages.iter().map(of).sum::<f64>() / stages.len() as f64
+        };
+        StageTime {
+            computing: std::array::from_fn(|part| each(&|stage| stage.computing[part])),
+            exposed: std::array::from_fn(|kind| each(&|stage| stage.exposed[kind])),
+            communicating: std::array::from_fn(|kind| each(&|stage| stage.communicating[kind])),
+            bubble: each(&|stage| stage.bubble),
+            launches: Vec::new(),
+        }
+    }
+
+    /// Communication that runs beside computation, by kind.
+    pub fn hidden(&self, kind: Traffic) -> f64 {
+        (self.communicating[kind as usize] - self.exposed[kind as usize]).max(0.0)
+    }
+}

@@ -1,0 +1,120 @@
+//! `ferrotron simulate`: what it prints, writes and refuses.
+
+use serde_json::Value;
+
+use super::{ferrotron, folder_with_text, succeeded};
+
+/// A small model on two nodes, with all axes.
+const RUN: &[&str] = &[
+    "simulate",
+    "--cluster",
+    "h100",
+    "--nodes",
+    "2",
+    "--num-layers",
+    "4",
+    "--hidden-size",
+    "256",
+    "--num-attention-heads",
+    "4",
+    "--seq-length",
+    "128",
+    "--vocab-size",
+    "512",
+    "--micro-batch-size",
+    "2",
+    "--global-batch-size",
+    "32",
+    "--tensor-model-parallel-size",
+    "2",
+    "--pipeline-model-parallel-size",
+    "2",
+    "--bf16",
+];
+
+#[test]
+fn a_step_is_predicted_with_its_parts() {
+    let folder = folder_with_text();
+    let run = |more: &[&str]| ferrotron(folder.path(), &[RUN, more].concat());
+    let table = succeeded(run(&["--by-kernel", "--timeline", "--train-tokens", "1e9"]));
+    for part in [
+        "16 GPUs",
+        "TFLOP/s a GPU",
+        "communication, tensor",
+        "communication, pipeline",
+        "bubble",
+        "training ",
+        "matmul 1 x",
+        "attention_64",
+        "adamw",
+        "rank 1",
+    ] {
+        assert!(table.contains(part), "{part} is missing: {table}");
+    }
+    let files = ["--json", "--trace", "trace.json", "--svg", "step.svg"];
+    let report: Value = serde_json::from_str(&succeeded(run(&files))).unwrap();
+    let number = |key: &str| report[key].as_f64().unwrap_or_else(|| panic!("{key}: {report}"));
+    assert_eq!((number("gpus"), number("tokens")), (16.0, 32.0 * 128.0));
+    let seconds = number("s_per_step");
+    assert!((number("tokens_per_s") * seconds / number("tokens") - 1.0).abs() < 1e-12);
+    let sum = |key: &str| -> f64 {
+        report[key].as_object().unwrap().values().map(|part| part.as_f64().unwrap()).sum()
+    };
+    let parts = sum("computing_s") + sum("exposed_communication_s") + number("bubble_s");
+    assert!((parts / seconds - 1.0).abs() < 1e-9, "{report}");
+    assert!(number("mfu") > 0.0 && number("mfu") < 1.0 && number("tflops_per_gpu") > 0.0);
+    assert!(number("bubble") > 0.25, "1F1B with 4 micro-batches on 2 stages: {report}");
+    assert!(report["fits"].as_bool().unwrap());
+
+    // The bytes are those of `ferrotron memory`.
+    let memory = [&["memory", "--nproc", "16", "--json", "--device", "cuda"], &RUN[5..]].concat();
+    let memory: Value =
+        serde_json::from_str(&succeeded(ferrotron(folder.path(), &memory))).unwrap();
+    assert_eq!(number("peak_bytes"), memory["total_bytes"].as_f64().unwrap());
+
+    let picture = std::fs::read_to_string(folder.path().join("step.svg")).unwrap();
+    assert!(picture.contains("16 GPUs of h100"), "{picture}");
+    let trace = std::fs::read_to_string(folder.path().join("trace.json")).unwrap();
+    let trace: Value = serde_json::from_str(&trace).unwrap();
+    let events = trace["traceEvents"].as_array().unwrap();
+    for (category, name) in [
+        ("instruction", "Forward(microbatch 0, chunk 0)"),
+        ("module", "blocks.0"),
+        ("forward", "attention"),
+        ("backward", "layer_norm"),
+        ("collective", "all_reduce"),
+        ("collective", "send"),
+        ("wait", "wait"),
+        ("optimizer", "optimizer"),
+    ] {
+        let found = |event: &&Value| {
+            event["cat"] == category && event["name"].as_str().unwrap().contains(name)
+        };
+        assert!(events.iter().any(|event| found(&event)), "no {category} {name}");
+    }
+    // A trace is replaced, another file is not.
+    succeeded(run(&["--trace", "trace.json"]));
+    let refused = run(&["--trace", "text.txt"]);
+    assert!(!refused.status.success());
+}
+
+#[test]
+fn bad_requests_get_one_line() {
+    let folder = folder_with_text();
+    std::fs::write(folder.path().join("half.toml"), "description = \"half\"\n").unwrap();
+    for (more, part) in [
+        (["--cluster", "dgx-3"], "'dgx-3' is neither"),
+        (["--cluster", "half.toml"], "half.toml: node.gpus is missing"),
+        (["--cluster", "v100-32-jz"], "gpu.peak_tflops.bf16 is missing"),
+        (["--nproc", "9"], "--nproc: 9 ranks"),
+        (["--train-tokens", "0"], "--train-tokens"),
+        (["--load", "run"], "--load"),
+        (["--tensor-model-parallel-size", "3"], "tensor-model-parallel-size 3"),
+    ] {
+        let output = ferrotron(folder.path(), &[RUN, &more].concat());
+        let message = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(2), "{more:?}: {message}");
+        assert_eq!(message.lines().count(), 1, "{message}");
+        assert!(message.contains(part), "{part} is missing: {message}");
+    }
+}
