@@ -12,8 +12,8 @@ use crate::numeric::disjoint::Disjoint;
 use crate::numeric::simd::vectorized;
 use crate::{DType, Device, Error, Real, Result};
 
-/// Bytes that are read or written in a round: more than the caches of most processors hold.
-const BYTES: usize = 256 << 20;
+/// Bytes that are read or written in a round, at least and at most: four times those of the last cache.
+const BYTES: [usize; 2] = [256 << 20, 1 << 30];
 const ROUNDS: usize = 5;
 /// Seconds of a round of multiplications, at least.
 const SECONDS: f64 = 5e-3;
@@ -35,7 +35,8 @@ pub struct Ceilings {
 }
 
 impl Ceilings {
-    /// Measures them on the threads of `device`, in about half a second, with 256 MiB of memory.
+    /// Measures them on the threads of `device`, in a second or two, with 256 MiB of memory, or up to 1 GiB where caches
+    /// are large.
     ///
     /// Errors if the device is none of this machine's processor, or there is no memory.
     ///
@@ -63,11 +64,11 @@ impl Ceilings {
             best(device, ROUNDS, &|_| multiply_registers(dtype, times))
         };
         let [f32, f64, bf16] = [DType::F32, DType::F64, DType::BF16].map(products);
-        let mut memory: Vec<f32> = Vec::new();
-        memory.try_reserve_exact(BYTES / 4).map_err(|error| {
-            Error::memory("ceilings", format!("{BYTES} bytes to read and write: {error}"))
+        let (bytes, mut memory) = (memory_bytes(), Vec::<f32>::new());
+        memory.try_reserve_exact(bytes / 4).map_err(|error| {
+            Error::memory("ceilings", format!("{bytes} bytes to read and write: {error}"))
         })?;
-        memory.resize(BYTES / 4, 1.0);
+        memory.resize(bytes / 4, 1.0);
         let own = memory.len() / device.threads();
         let memory = Disjoint::new(&mut memory);
         // SAFETY: each thread has its number and a part of its own.
@@ -106,6 +107,14 @@ impl Ceilings {
         let memory = (read / self.read).max((read + written) / self.update);
         memory.max(flops / self.products(dtype))
     }
+}
+
+/// Bytes that no cache holds for long, by the size of the last one that Linux states.
+fn memory_bytes() -> usize {
+    let file = "/sys/devices/system/cpu/cpu0/cache/index3/size";
+    let text = std::fs::read_to_string(file).unwrap_or_default();
+    let kibibytes = text.trim().strip_suffix('K').and_then(|size| size.parse::<usize>().ok());
+    kibibytes.unwrap_or(0).saturating_mul(4 << 10).clamp(BYTES[0], BYTES[1])
 }
 
 /// The best of so many rounds: what all threads do per second, `work` being what the thread of that number has done.
