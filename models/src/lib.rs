@@ -16,4 +16,6 @@ pub use model::{bert, generate, gpt, presets};
 pub use planning::{activation_bytes, memory, memory_limit, support, traffic};
 #[cfg(feature = "plot")]
 pub use training::plot;
-pub use training::{batch_size, bench, evaluate, loss_curve, run, run_lock, score, stop, trainer};
+pub use training::{
+    batch_size, bench, evaluate, loss_curve, profile, run, run_lock, score, stop, trainer,
+};

@@ -249,6 +249,14 @@ impl Device {
         }
     }
 
+    /// Calls `f` once on each thread, with the thread's number, all at the same time.
+    pub(crate) fn on_each_thread(&self, f: &(dyn Fn(usize) + Sync)) {
+        match &self.0.workers {
+            Workers::Threads(threads) => drop(threads.broadcast(|thread| f(thread.index()))),
+            Workers::Nobody(_) | Workers::Gpu(_) => f(0),
+        }
+    }
+
     /// Waits until all enqueued work is done. For timing only: reading a result synchronizes by itself.
     ///
     /// Errors if any of the work failed.

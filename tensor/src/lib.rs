@@ -5,10 +5,12 @@
 //! gradients.
 #![deny(missing_docs)]
 
+pub mod ceilings;
 mod core;
 mod cuda;
 mod device;
 pub mod gemm;
+mod kernel_span;
 mod memory;
 #[doc(hidden)] // for the list of methods that `autograd` shares
 pub mod methods;

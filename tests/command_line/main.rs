@@ -23,6 +23,7 @@ mod options;
 mod output_files;
 mod packing;
 mod precision;
+mod profile;
 mod race;
 mod refusals;
 mod report;

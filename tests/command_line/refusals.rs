@@ -179,6 +179,7 @@ fn bad_input_gets_one_clear_line() {
         (&["generate", "--load", "run", "--prompt", "\u{2603}"], 1, &["\u{2603}"]),
         (&["export", "--load", "broken", "--output", "out"], 1, &["broken"]),
         (&["bench", "--steps", "0"], 2, &["--steps"]),
+        (&["bench", "--profile", "--device", "cuda"], 2, &["--profile", "--device cpu"]),
         (
             &["train", "--memory-limit", "12MB"],
             2,

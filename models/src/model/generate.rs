@@ -59,21 +59,35 @@ impl Sampling {
         if self.temperature == 0.0 {
             return likeliest() as u32;
         }
+        let likelier = |&a: &usize, &b: &usize| logits[b].total_cmp(&logits[a]).then(a.cmp(&b));
         let mut order: Vec<usize> = (0..logits.len()).collect();
-        order.sort_by(|&a, &b| logits[b].total_cmp(&logits[a]).then(a.cmp(&b)));
-        order.truncate(self.top_k.unwrap_or(logits.len()));
-        let largest = logits[order[0]];
-        let mut weights: Vec<f64> =
-            order.iter().map(|&i| ((logits[i] - largest) / self.temperature).exp()).collect();
-        if let Some(p) = self.top_p {
-            let enough = p * weights.iter().sum::<f64>();
+        if let Some(k) = self.top_k.filter(|&k| k < order.len()) {
+            order.select_nth_unstable_by(k - 1, likelier);
+            order.truncate(k);
+        }
+        let largest = order.iter().map(|&i| logits[i]).fold(f64::NEG_INFINITY, f64::max);
+        let weight = |&i: &usize| ((logits[i] - largest) / self.temperature).exp();
+        let total: f64 = order.iter().map(weight).sum();
+        let uniform = RandomKey::new(self.seed, 0, "generate").uniform(position);
+        // Only the likeliest tokens that together have so much are sorted: as a rule few of a vocabulary.
+        let enough = self.top_p.unwrap_or(uniform) * total;
+        let (mut weights, mut sum) = (Vec::new(), 0.0);
+        while weights.len() < order.len() && sum <= enough {
+            let sorted = weights.len();
+            let next = (4 * sorted).clamp(64, order.len().max(64)).min(order.len());
+            order[sorted..].select_nth_unstable_by(next - 1 - sorted, likelier);
+            order[sorted..next].sort_unstable_by(likelier);
+            weights.extend(order[sorted..next].iter().map(weight));
+            sum = weights.iter().sum();
+        }
+        let mut left = uniform * total;
+        if self.top_p.is_some() {
             let sums =
                 weights.iter().scan(0.0, |sum, weight| Some(std::mem::replace(sum, *sum + weight)));
             let kept = sums.take_while(|&before| before < enough).count();
             weights.truncate(kept);
+            left = uniform * weights.iter().sum::<f64>();
         }
-        let uniform = RandomKey::new(self.seed, 0, "generate").uniform(position);
-        let mut left = uniform * weights.iter().sum::<f64>();
         for (&token, weight) in order.iter().zip(&weights) {
             left -= weight;
             if left < 0.0 {
@@ -234,6 +248,51 @@ mod tests {
         assert!(zero == 0 && three == 0 && one > two && two > 0);
         assert_eq!(chosen(with(None, Some(0.5))), [0, 4000, 0, 0]);
         assert_eq!(chosen(with(None, None)), chosen(with(None, None)));
+    }
+
+    /// Over a vocabulary of which a part is sorted, choices are those of sorting all of it.
+    #[test]
+    fn sorting_a_part_chooses_as_sorting_all() {
+        let logit = |i: u64| 6.0 * RandomKey::new(5, 0, "logits").uniform(i);
+        let logits: Vec<f64> = (0..3000).map(|i| (8.0 * logit(i)).round() / 8.0).collect(); // with ties
+        let mut order: Vec<usize> = (0..logits.len()).collect();
+        order.sort_by(|&a, &b| logits[b].total_cmp(&logits[a]).then(a.cmp(&b)));
+        for temperature in [0.3, 1.0, 3.0] {
+            for (top_k, top_p) in [
+                (None, None),
+                (Some(700), None),
+                (None, Some(0.9)),
+                (Some(700), Some(0.5)),
+                (Some(5000), None),
+            ] {
+                let sampling = Sampling { temperature, top_k, top_p, seed: 3, end_of_text: None };
+                let kept = &order[..top_k.unwrap_or(3000).min(3000)];
+                let weight = |&i: &usize| ((logits[i] - logits[order[0]]) / temperature).exp();
+                let mut weights: Vec<f64> = kept.iter().map(weight).collect();
+                if let Some(p) = top_p {
+                    let (enough, mut sum) = (p * weights.iter().sum::<f64>(), 0.0);
+                    let first = weights.iter().position(|weight| {
+                        sum += weight;
+                        sum >= enough
+                    });
+                    weights.truncate(first.expect("all is enough") + 1);
+                }
+                for position in 0..200 {
+                    let uniform = RandomKey::new(3, 0, "generate").uniform(position);
+                    let mut left = uniform * weights.iter().sum::<f64>();
+                    let at = weights.iter().position(|weight| {
+                        left -= weight;
+                        left < 0.0
+                    });
+                    let want = kept[at.unwrap_or(weights.len() - 1)] as u32;
+                    assert_eq!(
+                        sampling.choose(&logits, position),
+                        want,
+                        "{sampling:?}, {position}"
+                    );
+                }
+            }
+        }
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use ferrotron_nn::schedule::LrSchedule;
 use ferrotron_nn::{Axis, OptimizerConfig, Scope};
 use ferrotron_parallel::mesh::Mesh;
+use ferrotron_tensor::ceilings::Ceilings;
 use ferrotron_tensor::{DType, Device, RandomKey, Result, ShardSpec, Tensor};
 use serde::Serialize;
 use std::time::Instant;
@@ -10,6 +11,7 @@ use std::time::Instant;
 use crate::io::data::{Sampler, TokenSource};
 use crate::model::gpt::{Gpt, GptConfig};
 use crate::training::batch_size::{BatchSize, BatchSizeConfig};
+use crate::training::profile::{Profile, profile};
 use crate::training::trainer::{
     ExecutionMode, ParallelConfig, PrecisionConfig, Trainer, TrainerConfig,
 };
@@ -37,6 +39,8 @@ pub struct BenchConfig {
     pub precision: PrecisionConfig,
     /// Execution of steps on a GPU.
     pub execution: ExecutionMode,
+    /// Whether as many steps more are taken for a [`Profile`], on a processor.
+    pub profile: bool,
 }
 
 impl BenchConfig {
@@ -54,6 +58,7 @@ impl BenchConfig {
             parallel: ParallelConfig::default(),
             precision: PrecisionConfig::default(),
             execution: ExecutionMode::Eager,
+            profile: false,
         }
     }
 }
@@ -85,8 +90,11 @@ pub struct BenchReport {
     pub launches_per_step: Option<f64>,
     /// Bytes of the pool in use after the last step.
     pub pool_bytes: usize,
-    /// Loss of the last step.
+    /// Loss of the last timed step.
     pub last_loss: f64,
+    /// Time by operation, if it was asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub profile: Option<Profile>,
 }
 
 /// This rank's trainer and samples for the benchmark, on `device`. Data-parallel ranks split the micro-batch.
@@ -133,6 +141,16 @@ pub fn bench(config: &BenchConfig, device: &Device) -> Result<BenchReport> {
     let memory = device.memory();
     // Before timing the products alone, which allocates memory.
     let peak_rss_mb = peak_rss_bytes() >> 20;
+    let profile = match config.profile {
+        true => {
+            let ceilings = Ceilings::measure(device)?;
+            Some(profile(&ceilings, || {
+                (0..config.steps).try_for_each(|_| trainer.step_async(&sampler))?;
+                trainer.drain_reports(&sampler).map(drop)
+            })?)
+        }
+        false => None,
+    };
     drop(trainer);
     let s_per_step = median(seconds);
     let tokens = (config.micro_batch_size * config.seq_length) as u64;
@@ -150,6 +168,7 @@ pub fn bench(config: &BenchConfig, device: &Device) -> Result<BenchReport> {
         launches_per_step: device.is_gpu().then_some(given),
         pool_bytes: memory.current,
         last_loss,
+        profile,
     })
 }
 

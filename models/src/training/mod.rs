@@ -9,6 +9,7 @@ pub(crate) mod microbatch;
 pub(crate) mod model;
 #[cfg(feature = "plot")]
 pub mod plot;
+pub mod profile;
 pub mod run;
 pub mod run_lock;
 pub mod score;

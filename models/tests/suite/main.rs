@@ -7,6 +7,7 @@ mod memory;
 mod mixed_precision;
 #[path = "../common/numbers.rs"]
 mod numbers;
+mod profile;
 mod saving_memory;
 mod varying_shapes;
 mod weights_file;

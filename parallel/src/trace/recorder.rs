@@ -132,7 +132,9 @@ fn metadata(name: &str, rank: usize, track: usize, arguments: &Value) -> Value {
 
 impl Subscriber for Recorder {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        metadata.is_span() && metadata.target().starts_with("ferrotron")
+        // Kernels are for profiles: each lies within the span of an operation.
+        let own = metadata.is_span() && metadata.target().starts_with("ferrotron");
+        own && metadata.name() != "kernel"
     }
 
     fn new_span(&self, span: &Attributes<'_>) -> Id {

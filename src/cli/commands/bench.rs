@@ -2,10 +2,12 @@
 
 use clap::Args;
 use ferrotron::models::bench::{BenchConfig, bench as measure};
+use ferrotron::models::profile::{Profile, ProfileCeilings};
 use ferrotron::{Error, Result};
+use std::fmt::Write;
 use std::process::ExitCode;
 
-use crate::cli::args::device::{DeviceArgs, ExecutionArgs};
+use crate::cli::args::device::{DeviceArgs, DeviceChoice, ExecutionArgs};
 use crate::cli::args::model::ModelArgs;
 use crate::cli::output;
 
@@ -23,7 +25,10 @@ pub struct BenchArgs {
     /// Steps before those
     #[arg(long, value_name = "N", default_value_t = 2)]
     warmup: usize,
-    /// Print one JSON object, which is what bench always prints
+    /// Print the time and work of each operation of a step, beside the ceilings of this processor and its memory
+    #[arg(long)]
+    profile: bool,
+    /// Print one JSON object, which is what bench prints without --profile
     #[arg(long)]
     json: bool,
     #[command(flatten)]
@@ -34,13 +39,18 @@ pub struct BenchArgs {
     execution: ExecutionArgs,
 }
 
-/// Prints one JSON line.
+/// Prints one JSON line, or the table of a profile.
 pub fn bench(args: &BenchArgs) -> Result<ExitCode> {
     if args.steps == 0 || args.micro_batch_size == 0 || args.vocab_size == 0 {
         return Err(Error::config(
             "bench",
             "--steps, --micro-batch-size and --vocab-size must be positive",
         ));
+    }
+    if args.profile && args.device.place()? != DeviceChoice::Cpu {
+        let message =
+            "times operations as they return, and a GPU runs them later: give --device cpu";
+        return Err(Error::config("--profile", message));
     }
     let device = args.device.open()?;
     let config = BenchConfig {
@@ -50,11 +60,95 @@ pub fn bench(args: &BenchArgs) -> Result<ExitCode> {
         warmup: args.warmup,
         dtype: args.device.dtype()?,
         execution: args.execution.execution(&args.device)?,
+        profile: args.profile,
         ..BenchConfig::new(args.model.config(args.vocab_size)?)
     };
     let report = measure(&config, &device)?;
+    if let Some(profile) = report.profile.as_ref().filter(|_| !args.json) {
+        output::print(&table(profile, report.threads));
+        return Ok(ExitCode::SUCCESS);
+    }
     let line =
         serde_json::to_string(&report).map_err(|error| Error::io("bench", error.to_string()))?;
     output::line(&line);
     Ok(ExitCode::SUCCESS)
+}
+
+/// The operations of a step as rows, the longest first, with the rest of the step and its sum.
+fn table(profile: &Profile, threads: usize) -> String {
+    let Profile { steps, s_per_step, operations, other_ms, ceilings, .. } = profile;
+    let step_ms = 1e3 * s_per_step;
+    let heads = ["operation", "pass", "calls", "ms", "%", "GFLOP/s", "GB/s", "of ceiling"];
+    let row = |out: &mut String, cells: [&str; 8]| {
+        let [name, pass, rest @ ..] = cells;
+        let _ = write!(out, "{name:<24} {pass:<8}");
+        rest.iter().for_each(|cell| out.push_str(&format!(" {cell:>10}")));
+        out.truncate(out.trim_end().len());
+        out.push('\n');
+    };
+    let share = |ms: f64| format!("{:.1}", 100.0 * ms / step_ms);
+    let number = |x: Option<f64>| x.map_or("-".into(), |x| format!("{x:.1}"));
+    let mut out = String::new();
+    row(&mut out, heads);
+    for it in operations {
+        let of_ceiling = it.of_ceiling.map_or("-".into(), |x| format!("{:.0} %", 100.0 * x));
+        let [calls, ms] = [it.calls, it.ms].map(|x| format!("{x:.1}"));
+        let (gflops, gb) = (number(it.gflops), number(it.gb_per_s));
+        let cells = [&it.operation, it.pass, &calls, &ms, &share(it.ms), &gflops, &gb, &of_ceiling];
+        row(&mut out, cells);
+    }
+    let [other, step] = [*other_ms, step_ms].map(|ms| format!("{ms:.1}"));
+    row(&mut out, ["outside of operations", "", "", &other, &share(*other_ms), "", "", ""]);
+    row(&mut out, ["step", "", "", &step, &share(step_ms), "", "", ""]);
+    let ProfileCeilings { f32_gflops, f64_gflops, bf16_gflops, read_gb_per_s, update_gb_per_s } =
+        ceilings;
+    let _ = writeln!(
+        out,
+        "means of {steps} steps. {threads} threads reach {f32_gflops:.0} GFLOP/s in f32, {f64_gflops:.0} in f64, \
+         {bf16_gflops:.0} in bf16;\nmemory {read_gb_per_s:.1} GB/s read, {update_gb_per_s:.1} GB/s read and written"
+    );
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ferrotron::models::profile::OperationProfile;
+
+    #[test]
+    fn a_profile_is_a_table_with_the_rest_and_the_sum() {
+        let ceilings = ProfileCeilings {
+            f32_gflops: 270.0,
+            f64_gflops: 135.0,
+            bf16_gflops: 4000.0,
+            read_gb_per_s: 21.0,
+            update_gb_per_s: 36.5,
+        };
+        let operation = |operation: &str, pass, ms, gflops| OperationProfile {
+            operation: operation.into(),
+            pass,
+            calls: 12.0,
+            ms,
+            gflops,
+            gb_per_s: Some(1.0),
+            of_ceiling: gflops.map(|gflops| gflops / 4000.0),
+        };
+        let operations = vec![
+            operation("linear", "forward", 75.0, Some(3000.0)),
+            operation("view", "backward", 5.0, None),
+        ];
+        let profile = Profile { steps: 5, s_per_step: 0.1, ceilings, operations, other_ms: 20.0 };
+        let told = table(&profile, 2);
+        let lines: Vec<Vec<&str>> =
+            told.lines().map(|line| line.split_whitespace().collect()).collect();
+        assert_eq!(lines[0][..4], ["operation", "pass", "calls", "ms"]);
+        assert_eq!(
+            lines[1],
+            ["linear", "forward", "12.0", "75.0", "75.0", "3000.0", "1.0", "75", "%"]
+        );
+        assert_eq!(lines[2], ["view", "backward", "12.0", "5.0", "5.0", "-", "1.0", "-"]);
+        assert_eq!(lines[3], ["outside", "of", "operations", "20.0", "20.0"]);
+        assert_eq!(lines[4], ["step", "100.0", "100.0"]);
+        assert!(told.contains("2 threads reach 270 GFLOP/s in f32"), "{told}");
+    }
 }

@@ -36,7 +36,7 @@ impl Options {
             };
             options.insert(name, value, source);
         }
-        spellings::replace(&mut options, source)?;
+        spellings::replace(&mut options, definition, source)?;
         Ok(options)
     }
 
@@ -79,7 +79,7 @@ impl Options {
             }
             options.insert(name, value, source);
         }
-        spellings::replace(&mut options, source)?;
+        spellings::replace(&mut options, definition, source)?;
         Ok(options)
     }
 }

@@ -4,7 +4,7 @@
 //! [`SpellingArgs`]: they stand until [`replace`] has turned them into others, in each source by itself, so that no
 //! command, no comparison of ranks and no checkpoint sees them.
 
-use clap::Args;
+use clap::{Args, Command};
 use ferrotron::Result;
 use serde_json::{Map, Value};
 
@@ -64,13 +64,20 @@ pub struct SpellingArgs {
     rdzv_endpoint: Option<String>,
 }
 
-/// Replaces in the options of one source what this program spells in another way.
+/// Replaces in the options of one source what this program spells in another way. An option of the command's own that
+/// has such a name, as `bench --profile`, stays.
 ///
 /// # Errors
 /// A value without a counterpart; two options that contradict each other.
-pub fn replace(options: &mut Options, source: &Source) -> Result<()> {
+pub fn replace(options: &mut Options, definition: &Command, source: &Source) -> Result<()> {
     replace_values(options);
+    let shown: Vec<&str> = (definition.get_arguments().filter(|arg| !arg.is_hide_set()))
+        .filter_map(|arg| arg.get_long())
+        .collect();
     let mut take = |name: &str| -> Option<String> {
+        if shown.contains(&name) {
+            return None;
+        }
         let value = options.values(name).pop();
         options.remove(&[name]);
         value

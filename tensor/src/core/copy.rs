@@ -1,6 +1,7 @@
 //! Fills and copies of whole tensors, on either device and in either kind of memory.
 
 use crate::cuda;
+use crate::kernel_span::kernel_span;
 use crate::ops::rows::{CHEAP, for_elements, for_rows};
 use crate::ops::table::Unary;
 use crate::{DType, Device, Element, Error, Real, Result, Tensor, dispatch_any, dispatch_float};
@@ -58,6 +59,7 @@ impl Tensor {
             cuda::copy::copy(self, &mut out)?;
             return Ok(out);
         }
+        let _span = kernel_span!("copy", self.dtype(), 0, [self] => [&out]);
         dispatch_any!(self.dtype(), T => {
             let (width, stride) = self.layout().row();
             let source = self.buffer_slice::<T>()?;

@@ -162,6 +162,35 @@ fn prefetch<const R: usize, const N: usize>(
     let _ = (from, row, size, lanes);
 }
 
+/// Independent sums of [`multiply`], which hide the latency of a multiplication and fit the registers of AVX2.
+pub(super) const SUMS: usize = 12;
+
+/// Adds a product to each of some sums in registers, `times` times; returns the floating-point operations of single
+/// accumulators.
+///
+/// # Safety
+/// The processor has the instruction set.
+#[inline(always)]
+pub(super) unsafe fn multiply<V: Vector, M: Multiply<V>>(times: usize) -> usize {
+    // SAFETY: the caller's promise; the arrays hold a register.
+    unsafe {
+        let number = |x: f64| V::splat(std::hint::black_box(V::Scalar::from_f64(x)));
+        let (factor, column) = (number(0.5), number(1.0));
+        let mut sums = [number(0.0); SUMS];
+        for _ in 0..times {
+            for sum in &mut sums {
+                *sum = M::multiply_add(factor, column, *sum);
+            }
+        }
+        for sum in sums {
+            let mut lanes = [V::Scalar::ZERO; 16];
+            sum.store(lanes.as_mut_ptr());
+            std::hint::black_box(lanes);
+        }
+    }
+    2 * V::LANES * SUMS * times
+}
+
 /// A compiled [`tile`].
 pub(super) type TileFn<T> = unsafe fn(&MicroTile<T>);
 /// A compiled [`super::pack::pack`], its source type erased.
@@ -183,6 +212,8 @@ pub(super) struct GemmKernels<T: 'static> {
     pub widen: fn(DType) -> PackFn<T>,
     /// The epilogue for a storage type.
     pub epilogue: fn(DType) -> EpilogueFn<T>,
+    /// [`multiply`].
+    pub multiply: unsafe fn(usize) -> usize,
 }
 
 impl<T> GemmKernels<T> {
@@ -254,6 +285,12 @@ macro_rules! isa {
                 unsafe { $crate::gemm::pack::epilogue::<V, D>(task) }
             }
         }
+        $crate::numeric::simd::$with! { enabled!
+            unsafe fn multiply<V: Vector>(times: usize) -> usize {
+                // SAFETY: the caller's promise, passed on.
+                unsafe { $crate::gemm::kernel::multiply::<V, $crate::gemm::kernel::Single>(times) }
+            }
+        }
         /// The f32 kernels.
         pub(in crate::gemm) static F32: $crate::gemm::kernel::GemmKernels<f32> = $crate::gemm::kernel::GemmKernels {
             lanes: <$f32>::LANES,
@@ -274,6 +311,7 @@ macro_rules! isa {
                 $crate::DType::F16 => epilogue::<$f32, $crate::f16>,
                 _ => epilogue::<$f32, f32>,
             },
+            multiply: multiply::<$f32>,
         };
         /// The f64 kernels.
         pub(in crate::gemm) static F64: $crate::gemm::kernel::GemmKernels<f64> = $crate::gemm::kernel::GemmKernels {
@@ -283,6 +321,7 @@ macro_rules! isa {
             pack: |_| pack::<$f64, f64>,
             widen: |_| pack::<$f64, f64>,
             epilogue: |_| epilogue::<$f64, f64>,
+            multiply: multiply::<$f64>,
         };
     };
 }

@@ -38,6 +38,7 @@ mod macrokernel;
 mod matrix;
 mod pack;
 mod packed_operand;
+pub(crate) mod peak;
 mod problem;
 mod scheduler;
 pub(crate) mod small;

@@ -55,36 +55,60 @@ unsafe fn put<V: Vector>(task: &PackTask<V::Scalar>, vector: V, to: *mut V::Scal
     }
 }
 
-/// The lanes of a step lie together: copy them, a panel at a time.
+/// Steps that are copied together: runs of them are written to each panel, and as many rows of memory are read at once.
+const COPIED_STEPS: usize = 8;
+
+/// Fetches memory that is read soon to the L2 cache.
+#[inline(always)]
+fn fetch<S>(from: *const S) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a prefetch of any address is allowed; SSE is part of x86-64.
+    unsafe {
+        use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
+        _mm_prefetch::<_MM_HINT_T1>(from.cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = from;
+}
+
+/// The lanes of a step lie together: copy them, some steps of a panel at a time, so that memory is read in the order in
+/// which it lies.
 #[inline(always)]
 unsafe fn copy_rows<V: Vector, S: Element<Acc = V::Scalar>>(task: &PackTask<V::Scalar>) {
     let PackTask { step_stride, depth, count, to, width, panel_stride, .. } = *task;
-    let from = task.from.cast::<S>();
     let group = width.max(V::LANES);
-    for lane in (0..count).step_by(group) {
-        let mut from = from.wrapping_add(lane);
-        let mut to = to.wrapping_add(lane / width * panel_stride);
-        let lanes = group.min(count - lane);
-        let whole = lanes / V::LANES * V::LANES;
-        for _ in 0..depth {
-            // SAFETY: source and panels hold `count` lanes, the panels rounded up to registers.
-            unsafe {
-                if width < V::LANES {
-                    let vector =
-                        if whole > 0 { V::widen(from) } else { V::widen_first(from, lanes) };
-                    vector.store_halves(to, to.add(panel_stride));
-                } else {
-                    for lane in (0..whole).step_by(V::LANES) {
-                        V::widen(from.add(lane)).store(to.add(lane));
-                    }
-                    if whole < lanes {
-                        let rest = V::widen_first(from.add(whole), lanes - whole);
-                        rest.store(to.add(whole));
+    for first in (0..depth).step_by(COPIED_STEPS) {
+        let steps = COPIED_STEPS.min(depth - first);
+        let from = task.from.cast::<S>().wrapping_offset(first as isize * step_stride);
+        let next = COPIED_STEPS as isize * step_stride;
+        for lane in (0..count).step_by(group) {
+            let mut from = from.wrapping_add(lane);
+            let mut to = to.wrapping_add(lane / width * panel_stride + first * width);
+            let lanes = group.min(count - lane);
+            let whole = lanes / V::LANES * V::LANES;
+            for _ in 0..steps {
+                for lane in (0..lanes).step_by(64 / size_of::<S>()) {
+                    fetch(from.wrapping_offset(next).wrapping_add(lane));
+                }
+                // SAFETY: source and panels hold `count` lanes, the panels rounded up to registers.
+                unsafe {
+                    if width < V::LANES {
+                        let vector =
+                            if whole > 0 { V::widen(from) } else { V::widen_first(from, lanes) };
+                        vector.store_halves(to, to.add(panel_stride));
+                    } else {
+                        for lane in (0..whole).step_by(V::LANES) {
+                            V::widen(from.add(lane)).store(to.add(lane));
+                        }
+                        if whole < lanes {
+                            let rest = V::widen_first(from.add(whole), lanes - whole);
+                            rest.store(to.add(whole));
+                        }
                     }
                 }
+                from = from.wrapping_offset(step_stride);
+                to = to.wrapping_add(width);
             }
-            from = from.wrapping_offset(step_stride);
-            to = to.wrapping_add(width);
         }
     }
 }
@@ -102,6 +126,12 @@ unsafe fn transpose_rows<V: Vector, S: Element<Acc = V::Scalar>>(task: &PackTask
         // SAFETY: the blocks' elements lie within the operand, and panels have whole registers.
         unsafe {
             while left >= V::LANES && lanes == V::LANES {
+                // The lanes that are transposed next; a block may be shorter than a line of the cache.
+                if from.addr() % 64 < V::LANES * size_of::<S>() {
+                    for i in 0..V::LANES {
+                        fetch(from.wrapping_offset((V::LANES + i) as isize * lane_stride));
+                    }
+                }
                 for &mut column in V::transposed(from, lane_stride).as_mut() {
                     put(task, column, to);
                     to = to.wrapping_add(width);

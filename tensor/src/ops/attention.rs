@@ -39,6 +39,7 @@ pub use merge::merge_attention;
 pub use ranges::KeyRanges;
 
 use crate::cuda;
+use crate::kernel_span::kernel_span;
 use crate::numeric::disjoint::Disjoint;
 use crate::ops::reduce::{KeepDims, sum};
 use crate::{Element, Error, Result, Scalar, Tensor, dispatch_float};
@@ -110,6 +111,7 @@ pub fn attention(
         let mut lse = Tensor::empty(device, Acc::DTYPE, &[batch, heads, queries])?;
         let bias = ScoreBias::new(shape, Acc::DTYPE, config)?;
         let call = AttentionOperands::<T>::new(shape, [&q, &k, &v], config, bias.as_ref())?;
+        let _span = kernel_span!(OP, q.dtype(), 2 * product_flops(&call, shape), [&q, &k, &v] => [&out, &lse]);
         let target = Disjoint::new(out.as_mut_slice::<T>()?);
         let to = Target::dense(&target, queries, heads, width);
         forward::run(device, &call, to, Disjoint::new(lse.as_mut_slice::<Acc>()?))?;
@@ -242,5 +244,19 @@ fn write_gradients<T: Element>(
     let call = AttentionOperands::<T>::new(shape, [q, k, v], config, bias.as_ref())?;
     let outputs =
         (HeadView::from_tensor(dout)?, HeadView::from_tensor(out)?, lse.as_slice::<T::Acc>()?);
+    let flops = || 5 * product_flops(&call, shape);
+    let _span =
+        kernel_span!(OP_BACKWARD, q.dtype(), flops(), [q, k, v, dout, out, lse] => [q, k, v]);
     backward::run(q.device(), &call, outputs, targets)
+}
+
+/// Floating-point operations of the product of queries and the keys that they see.
+fn product_flops<T: Element>(call: &AttentionOperands<T>, shape: Shape) -> usize {
+    let Shape { batch, queries, heads, width, .. } = shape;
+    let pairs = (0..batch).flat_map(|b| (0..queries).map(move |query| (b, query)));
+    let seen = pairs.map(|(b, query)| {
+        let [start, end] = call.visible(b, query);
+        end.saturating_sub(start)
+    });
+    2 * width * heads * seen.sum::<usize>()
 }

@@ -9,6 +9,7 @@ use half::{bf16, f16};
 
 use super::rows::{CHEAP, for_rows};
 use crate::cuda;
+use crate::kernel_span::kernel_span;
 use crate::numeric::simd::vectorized;
 use crate::{DType, Element, Result, Scalar, Tensor, dispatch_any};
 
@@ -83,6 +84,7 @@ pub fn cast(x: &Tensor, dtype: DType) -> Result<Tensor> {
         cuda::cast::cast(&x, &mut y)?;
         return Ok(y);
     }
+    let _span = kernel_span!("cast", x.dtype(), 0, [&x] => [&y]);
     let work = x.numel() / CHEAP;
     dispatch_any!(x.dtype(), From => dispatch_any!(dtype, To => {
         let source = x.as_slice::<From>()?;

@@ -6,6 +6,7 @@
 use super::random::{for_stretches, keep_some, last_dropped};
 use super::rows::for_rows;
 use crate::cuda;
+use crate::kernel_span::kernel_span;
 use crate::{Element, Error, RandomKey, Real, Result, ShardSpec, Tensor, dispatch_float};
 
 /// Drops elements of `x` with probability `p` in [0, 1] and divides the others by 1 - p. `place` is the shard of the
@@ -41,6 +42,7 @@ pub fn dropout(x: &Tensor, p: f64, key: &RandomKey, place: &ShardSpec) -> Result
         cuda::random::dropout(&x, &mut y, key, place, (last_dropped, 1.0 / (1.0 - p)))?;
         return Ok(y);
     }
+    let _span = kernel_span!("dropout", x.dtype(), 0, [&x] => [&y]);
     dispatch_float!("dropout", x.dtype(), T => {
         let elements = x.as_slice::<T>()?;
         let scale = <T as Element>::Acc::from_f64(1.0 / (1.0 - p));

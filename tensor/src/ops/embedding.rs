@@ -15,6 +15,7 @@ use super::index::{Groups, add_rows, indices};
 use super::rows::{CHEAP, for_rows};
 use crate::core::tensor::check_device;
 use crate::cuda;
+use crate::kernel_span::kernel_span;
 use crate::{Element, Error, Result, Scalar, Tensor, dispatch_any, dispatch_float};
 
 /// Looks up rows of `weight` (V, C) for `ids` of any dims: (ids.., C).
@@ -59,6 +60,7 @@ pub fn embedding_shard(weight: &Tensor, ids: &Tensor, shard: VocabShard) -> Resu
         cuda::index::select("embedding", &weight, &ids.contiguous()?, &mut y, sizes, bounds)?;
         return Ok(y);
     }
+    let _span = kernel_span!("embedding", weight.dtype(), 0, [&y] => [&y]);
     let list = held_rows("embedding", ids, rows, shard)?;
     dispatch_any!(weight.dtype(), T => {
         let (work, table) = (y.numel() / CHEAP, weight.as_slice::<T>()?);
@@ -110,6 +112,7 @@ pub fn embedding_shard_backward(
         let (sizes, bounds) = ([1, rows, width], [shard.offset, shard.global]);
         return cuda::index::add(OP, &dy, &ids.contiguous()?, dweight, sizes, bounds);
     }
+    let _span = kernel_span!(OP, dy.dtype(), 0, [&dy, &dy] => [&dy]);
     let list = held_rows(OP, ids, rows, shard)?;
     if dy.device().is_fake() {
         return Ok(()); // the groups of ids would take memory for every row of the table

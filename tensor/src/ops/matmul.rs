@@ -11,6 +11,7 @@ use crate::core::layout::{Dims, Layout, broadcast_dims};
 use crate::core::tensor::{check_device, check_pair};
 use crate::cuda;
 use crate::gemm::{MatMut, MatRef, gemm};
+use crate::kernel_span::bytes;
 use crate::numeric::disjoint::Disjoint;
 use crate::ops::reduce::sum_to_size;
 use crate::{DType, Element, Error, Real, Result, Tensor, bf16, dispatch_float, f16};
@@ -50,8 +51,19 @@ pub fn matmul(lhs: &Tensor, rhs: &Tensor) -> Result<Tensor> {
 
 /// Like [`matmul`], into the unique `out`, replacing or adding to its contents.
 pub fn matmul_into(out: &mut Tensor, accum: Accum, lhs: &Tensor, rhs: &Tensor) -> Result<()> {
+    named_product_into("matmul", out, accum, lhs, rhs)
+}
+
+/// [`matmul_into`] under another name in profiles.
+fn named_product_into(
+    name: &'static str,
+    out: &mut Tensor,
+    accum: Accum,
+    lhs: &Tensor,
+    rhs: &Tensor,
+) -> Result<()> {
     let dims = product_dims(lhs, rhs)?;
-    product_into(out, accum, lhs, rhs, None, &dims)
+    product_into(name, out, accum, lhs, rhs, None, &dims)
 }
 
 /// The linear layer x W^T + b for x (.., K), W (N, K) and b (N): (.., N).
@@ -62,7 +74,7 @@ pub fn linear(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tens
     let mut out = Tensor::empty(x.device(), x.dtype(), &matrix)?;
     let bias = bias.map(Tensor::contiguous).transpose()?;
     let weight = weight.transpose(0, 1)?;
-    product_into(&mut out, Accum::Replace, &rows, &weight, bias.as_ref(), &matrix)?;
+    product_into("linear", &mut out, Accum::Replace, &rows, &weight, bias.as_ref(), &matrix)?;
     out.reshape(&dims)
 }
 
@@ -116,7 +128,7 @@ pub fn linear_input_gradient(
 ) -> Result<()> {
     let dy = dy.as_matrix()?;
     let dims = [dy.dims()[0], weight.dim(-1)?];
-    dx.reshape_mut(&dims, |dx| matmul_into(dx, accum, &dy, weight))
+    dx.reshape_mut(&dims, |dx| named_product_into("linear_input_gradient", dx, accum, &dy, weight))
 }
 
 /// dW = dy^T x of [`linear`] for dy (.., N) and x (.., K), written or added to the unique `dweight` (N, K).
@@ -126,7 +138,8 @@ pub fn linear_weight_gradient(
     dy: &Tensor,
     x: &Tensor,
 ) -> Result<()> {
-    matmul_into(dweight, accum, &dy.as_matrix()?.transpose(0, 1)?, &x.as_matrix()?)
+    let dy = dy.as_matrix()?.transpose(0, 1)?;
+    named_product_into("linear_weight_gradient", dweight, accum, &dy, &x.as_matrix()?)
 }
 
 /// db of [`linear`], the sum of dy (.., N) over rows: (N).
@@ -184,6 +197,7 @@ fn check_place(out: &Tensor, lhs: &Tensor, dims: &[usize]) -> Result<()> {
 }
 
 fn product_into(
+    name: &'static str,
     out: &mut Tensor,
     accum: Accum,
     lhs: &Tensor,
@@ -192,6 +206,16 @@ fn product_into(
     dims: &[usize],
 ) -> Result<()> {
     check_place(out, lhs, dims)?;
+    let (flops, held) = (2 * out.numel() * lhs.dims()[lhs.rank() - 1], accum == Accum::Add);
+    let _span = tracing::trace_span!(
+        "kernel",
+        name,
+        dtype = %lhs.dtype(),
+        flops = flops as u64,
+        read = bytes(lhs) + bytes(rhs) + u64::from(held) * bytes(out),
+        written = bytes(out)
+    )
+    .entered();
     dispatch_float!("matmul", lhs.dtype(), T => match (lhs.dtype(), out.dtype()) {
         (a, b) if a == b => product::<T, T>(out, accum, lhs, rhs, bias),
         (DType::BF16, DType::F32) => product::<bf16, f32>(out, accum, lhs, rhs, None),

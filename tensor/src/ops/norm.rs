@@ -18,6 +18,7 @@ use super::cast::cast;
 use super::rows::{CHEAP, for_rows2};
 use crate::core::tensor::{check_device, check_pair};
 use crate::cuda;
+use crate::kernel_span::kernel_span;
 use crate::numeric::disjoint::Disjoint;
 use crate::numeric::simd::vectorized;
 use crate::{Element, Error, Real, Result, Scalar, Tensor, dispatch_float};
@@ -68,6 +69,7 @@ pub(super) fn forward<N: NormKind>(
         let mut mean = Tensor::empty(device, acc, mean_dims)?;
         let mut rstd = Tensor::empty(device, acc, outer)?;
         {
+            let _span = kernel_span!(N::OP, x.dtype(), 0, [&x, &weight] => [&y, &rstd]);
             let (x, weight) = (x.as_slice::<T>()?, weight.as_slice::<Acc>()?);
             let bias = bias.as_ref().map_or(Ok(&[][..]), |bias| bias.as_slice::<Acc>())?;
             let y = Disjoint::new(y.as_mut_slice::<T>()?);
@@ -170,6 +172,7 @@ pub(super) fn backward<N: NormKind>(
         let mut dx = Tensor::empty(device, x.dtype(), x.dims())?;
         let partial = if want_weights { 2 * width } else { 0 };
         let mut partials = Tensor::empty(device, Acc::DTYPE, &[blocks, partial])?;
+        let _span = kernel_span!(op, x.dtype(), 0, [&x, &dy, &weight, &rstd] => [&dx, &partials]);
         {
             let (x, dy) = (x.as_slice::<T>()?, dy.as_slice::<T>()?);
             let weight = weight.as_slice::<Acc>()?;

@@ -15,6 +15,7 @@ pub use crate::core::copy::into_unique;
 use crate::core::layout::broadcast_dims;
 use crate::core::tensor::check_pair;
 use crate::cuda;
+use crate::kernel_span::kernel_span;
 use crate::numeric::simd::vectorized;
 use crate::{Element, Error, Real, Result, Scalar, Tensor, dispatch_float};
 use std::marker::PhantomData;
@@ -122,6 +123,7 @@ pub fn unary(op: Unary, p: f64, x: &Tensor) -> Result<Tensor> {
         cuda::pointwise::unary(op, p, &x, &mut out)?;
         return Ok(out);
     }
+    let _span = kernel_span!(op.name(), x.dtype(), 0, [&x] => [&out]);
     dispatch_float!(op.name(), x.dtype(), T => {
         let source = x.as_slice::<T>()?;
         let chunk: ChunkFn<T> = with_unary!(op, Op => unary_chunk::<T, Op>);
@@ -140,6 +142,7 @@ pub(crate) fn softcap_in_place(cap: f64, x: Tensor) -> Result<Tensor> {
         cuda::pointwise::in_place(Unary::Softcap, cap, &mut out)?;
         return Ok(out);
     }
+    let _span = kernel_span!("softcap", out.dtype(), 0, [&out] => [&out]);
     dispatch_float!("softcap", out.dtype(), T => {
         let work = out.numel();
         for_rows(&device, (out.as_mut_slice::<T>()?, 1), work, |_, out| {
@@ -170,6 +173,8 @@ pub fn unary_backward(op: Unary, p: f64, dy: Tensor, saved: Option<&Tensor>) -> 
         }
         return Ok(dx);
     }
+    let read = saved.as_ref().unwrap_or(&dx);
+    let _span = kernel_span!(op.name(), dx.dtype(), 0, [&dx, read] => [&dx]);
     dispatch_float!(op.name(), dx.dtype(), T => match (&saved, with_unary!(op, Op => unary_gradient::<T, Op>())) {
         (Some(saved), Some(chunk)) => {
             let saved = saved.as_slice::<T>()?;
@@ -196,6 +201,7 @@ pub fn binary(op: Binary, lhs: &Tensor, rhs: &Tensor) -> Result<Tensor> {
         cuda::pointwise::binary(op.name(), lhs, rhs, &mut out)?;
         return Ok(out);
     }
+    let _span = kernel_span!(op.name(), lhs.dtype(), 0, [lhs, rhs] => [&out]);
     dispatch_float!(op.name(), lhs.dtype(), T => {
         let row: RowFn<T, T> = with_binary!(op, Op => binary_row::<T, Op>);
         zip_rows(&mut out, lhs, rhs, per_nanosecond(op), row)?;
@@ -228,6 +234,7 @@ pub fn binary_backward(
         cuda::pointwise::binary(op.derivative_names()[side], lhs, rhs, &mut dx)?;
         return Ok(dx);
     }
+    let _span = kernel_span!(op.name(), dx.dtype(), 0, [&dx, lhs, rhs] => [&dx]);
     dispatch_float!(op.name(), dx.dtype(), T => {
         let row = with_binary!(op, Op => {
             if side == 0 { binary_gradient::<T, ByLhs<Op>>() } else { binary_gradient::<T, ByRhs<Op>>() }
@@ -310,6 +317,7 @@ pub fn add_assign(out: &mut Tensor, x: &Tensor) -> Result<()> {
         return cuda::pointwise::add_assign(out, &x);
     }
     let device = out.device().clone();
+    let _span = kernel_span!("add_assign", x.dtype(), 0, [out, &x] => [out]);
     dispatch_float!("add_assign", out.dtype(), T => {
         let source = x.as_slice::<T>()?;
         if out.is_contiguous() {

@@ -10,6 +10,7 @@
 
 use super::rows::{CHEAP, around, for_rows};
 use crate::cuda::reduce::Operand;
+use crate::kernel_span::kernel_span;
 use crate::numeric::simd::vectorized;
 use crate::{DType, Dims, Element, Error, Real, Result, Scalar, Tensor, dispatch_float};
 
@@ -205,6 +206,7 @@ fn fold<F: Fold, T: Element>(view: &ReduceView, shift: Option<&[T::Acc]>) -> Res
     let blocks = reduced.div_ceil(block).max(1);
     let acc = T::Acc::DTYPE;
     let mut partial = Tensor::empty(x.device(), acc, &[outer, blocks, inner])?;
+    let _span = kernel_span!("reduce", x.dtype(), 0, [x] => [&partial]);
     let elements = x.as_slice::<T>()?;
     let out = partial.as_mut_slice::<T::Acc>()?;
     let work = elements.len() / F::PER_NANOSECOND;

@@ -14,6 +14,7 @@ pub use table::{Direction, RotaryTable};
 
 use crate::core::tensor::check_device;
 use crate::cuda;
+use crate::kernel_span::kernel_span;
 use crate::numeric::simd::vectorized;
 use crate::{Element, Error, Real, Result, Scalar, Tensor, dispatch_float};
 
@@ -63,6 +64,7 @@ pub fn rotary(
             cuda::rotary::rotary(&x, table, heads, direction, &mut y)?;
             return Ok(y);
         }
+        let _span = kernel_span!("rotary", x.dtype(), 0, [&x, &table.cos, &table.sin] => [&y]);
         let (cos, sin) = (table.cos.as_slice::<Acc>()?, table.sin.as_slice::<Acc>()?);
         let half = table.dim() / 2;
         let source = x.buffer_slice::<T>()?;

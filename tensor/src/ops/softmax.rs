@@ -10,6 +10,7 @@
 use super::rows::{can_reuse, for_rows};
 use crate::core::tensor::check_pair;
 use crate::cuda;
+use crate::kernel_span::kernel_span;
 use crate::numeric::simd::vectorized;
 use crate::{Element, Error, Real, Result, Tensor, dispatch_float};
 
@@ -190,6 +191,7 @@ fn rows_of<T: Element>(
         cuda::softmax::forward(op, &x, &mut y)?;
         return y.transpose(dim, -1);
     }
+    let _span = kernel_span!(op, x.dtype(), 0, [&x] => [&y]);
     let elements = x.as_slice::<T>()?;
     for_rows(x.device(), (y.as_mut_slice::<T>()?, width), elements.len(), |first, rows| {
         let x = elements[first * width..].chunks_exact(width);
@@ -213,6 +215,7 @@ fn backward<W: Weight>(op: &'static str, y: &Tensor, dy: Tensor, dim: isize) -> 
         cuda::softmax::backward(op, &y, &mut dx)?;
         return dx.transpose(dim, -1);
     }
+    let _span = kernel_span!(op, y.dtype(), 0, [&y, &dx] => [&dx]);
     dispatch_float!(op, y.dtype(), T => {
         let elements = y.as_slice::<T>()?;
         for_rows(y.device(), (dx.as_mut_slice::<T>()?, width), elements.len(), |first, rows| {

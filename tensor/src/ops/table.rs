@@ -298,17 +298,23 @@ const GELU_CUBIC: f64 = 0.044_715;
 #[inline(always)]
 fn gelu_tanh<R: Real>(x: R) -> R {
     // 0.5 (1 + tanh u) = sigmoid(2u): one exponential instead of a hyperbolic tangent.
-    let u = R::from_f64(2.0 * SQRT_2_OVER_PI) * (x + R::from_f64(GELU_CUBIC) * x * x * x);
-    x * u.sigmoid()
+    x / (R::ONE + (-x * gelu_slope(x * x)).exp())
 }
 
 #[inline(always)]
 fn gelu_tanh_derivative<R: Real>(x: R) -> R {
     let square = x * x;
-    let u = R::from_f64(2.0 * SQRT_2_OVER_PI) * (x + R::from_f64(GELU_CUBIC) * square * x);
-    let du = R::from_f64(2.0 * SQRT_2_OVER_PI) * (R::ONE + R::from_f64(3.0 * GELU_CUBIC) * square);
-    let y = u.sigmoid();
-    y + x * y * (R::ONE - y) * du
+    let cubic = R::from_f64(6.0 * SQRT_2_OVER_PI * GELU_CUBIC);
+    let du = cubic.mul_add(square, R::from_f64(2.0 * SQRT_2_OVER_PI));
+    let y = (x * gelu_slope(square)).sigmoid();
+    (x * y * (R::ONE - y)).mul_add(du, y)
+}
+
+/// 2u / x of the tanh form of GELU, from x^2.
+#[inline(always)]
+fn gelu_slope<R: Real>(square: R) -> R {
+    let cubic = R::from_f64(2.0 * SQRT_2_OVER_PI * GELU_CUBIC);
+    cubic.mul_add(square, R::from_f64(2.0 * SQRT_2_OVER_PI))
 }
 
 #[inline(always)]

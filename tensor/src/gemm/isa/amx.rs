@@ -10,7 +10,7 @@
 
 pub(crate) mod block;
 mod blocking;
-mod config;
+pub(in crate::gemm) mod config;
 #[cfg(test)]
 pub(in crate::gemm) mod emulator;
 mod microkernel;

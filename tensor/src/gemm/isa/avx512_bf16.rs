@@ -29,6 +29,13 @@ with_avx512_bf16! { enabled!
     }
 }
 
+with_avx512_bf16! { enabled!
+    unsafe fn multiply(times: usize) -> usize {
+        // SAFETY: the caller's promise, passed on.
+        unsafe { crate::gemm::kernel::multiply::<F32x16, Pairs>(times) }
+    }
+}
+
 with_avx512! { enabled!
     pub(in crate::gemm) unsafe fn pack(task: &PackTask<f32>) {
         // SAFETY: the caller's promise, passed on.
@@ -87,5 +94,6 @@ pub(in crate::gemm) static PAIRS: GemmKernels<f32> = GemmKernels {
         row::<8>(),
     ],
     pack: |_| pack,
+    multiply,
     ..F32
 };

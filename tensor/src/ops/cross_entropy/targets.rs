@@ -5,6 +5,7 @@ use super::rows::HostTargets;
 use super::shard::{VocabAllReduce, VocabShard};
 use crate::core::tensor::check_device;
 use crate::cuda;
+use crate::kernel_span::kernel_span;
 use crate::{DType, Element, Error, Result, Tensor, dispatch_float};
 
 /// The targets of a call, in the form of the device.
@@ -49,6 +50,7 @@ impl Targets {
         found: &mut RowLosses,
     ) -> Result<()> {
         let RowLosses { lse, losses, .. } = found;
+        let _span = kernel_span!("cross_entropy", logits.dtype(), 0, [logits] => [lse, losses]);
         match self {
             Targets::Gpu(targets) => targets.forward(logits, first, join, (lse, losses)),
             Targets::Host(targets) => dispatch_float!("cross_entropy", logits.dtype(), T => {
@@ -79,6 +81,7 @@ impl Targets {
             return Err(Error::shape(OP, message));
         }
         let lse = lse.reshape(&[lse.numel()])?.narrow(0, first, logits.dims()[0])?;
+        let _span = kernel_span!("cross_entropy", logits.dtype(), 0, [&logits, &lse] => [&logits]);
         match self {
             Targets::Gpu(targets) => targets.backward(logits, first, &lse, scale),
             Targets::Host(targets) => dispatch_float!(OP, logits.dtype(), T => {

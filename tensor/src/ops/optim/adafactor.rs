@@ -27,6 +27,7 @@ pub use super::config::{Adafactor, NormalizeBy, SecondMomentDecay};
 pub use matrix::{MatrixBatch, RowColFactors, SquareSums};
 pub use means::{matrix_factors, update_mean_squares, update_means, vector_factors};
 
+use crate::kernel_span::{bytes, kernel_span};
 use crate::numeric::disjoint::Disjoint;
 use crate::numeric::simd::vectorized;
 use crate::ops::optim::sq_norm::sq_norm_block;
@@ -64,6 +65,7 @@ pub fn square_sums(
     if grads.device().gpu().is_some() {
         return cuda::adafactor::square_sums(shape, grads, rows, columns);
     }
+    let _span = kernel_span!("adafactor_sums", grads.dtype(), 0, [grads, grads] => [rows, columns]);
     let (rows, columns) = (rows.as_mut_slice()?, columns.as_mut_slice()?);
     dispatch_float!("adafactor", grads.dtype(), G => {
         sum_squares(grads.device(), shape, grads.as_slice::<G>()?, rows, columns);
@@ -110,6 +112,7 @@ pub fn update_sq_norm(
     }
     // A skipped step never reads this sum, so any value will do.
     let (device, scale) = (grads.device(), step.host()?.map_or(0.0, |numbers| numbers.grad_scale));
+    let _span = kernel_span!("adafactor_sums", grads.dtype(), 0, [grads] => []);
     let sum = dispatch_float!("adafactor", grads.dtype(), G => {
         let (rows, columns) = (rows.as_slice()?, columns.as_slice()?);
         sum_updates::<G>(device, shape, grads.as_slice()?, scale, rows, columns)
@@ -176,6 +179,8 @@ pub fn adafactor(
     let Some(numbers) = step.host()? else { return Ok(()) };
     let of_weights = sums.weights.as_ref().map(Tensor::item).transpose()?;
     let size = Size::new(config, &numbers, of_weights, sums.update.item()?, sums.numel);
+    let means = 2 * mean.as_deref().map_or(0, bytes);
+    let _span = kernel_span!("adafactor", weights.dtype(), 0, [weights, grads] => [weights], means);
     dispatch_update!("adafactor", weights, grads, (T, G) => {
         let mean = mean.map_or(Ok(&mut [][..]), |mean| mean.as_mut_slice())?;
         step_all::<T, G>(config.beta1, size, weights, grads, factors, mean)

@@ -9,6 +9,7 @@
 //! the number of threads.
 
 pub use super::config::AdamW;
+use crate::kernel_span::{bytes, kernel_span};
 use crate::numeric::disjoint::Disjoint;
 use crate::numeric::simd::vectorized;
 use crate::ops::optim::round::check_pair;
@@ -84,6 +85,8 @@ pub fn adamw(
         return cuda::adamw::adamw(config, step.gpu()?, weights, grads, [m, v], copy);
     }
     let Some(numbers) = step.host()? else { return Ok(()) };
+    let copied = copy.as_deref().map_or(0, bytes);
+    let _span = kernel_span!("adamw", weights.dtype(), 0, [weights, grads, m, v] => [weights, m, v], copied);
     match copy {
         None => dispatch_update!("adamw", weights, grads, (T, G) => {
             step_all::<T, G, T>(config, &numbers, weights, grads.as_slice()?, [m, v], None)

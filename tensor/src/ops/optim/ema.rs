@@ -3,6 +3,7 @@
 //!
 //! Computed in `Element::Acc`, elementwise.
 
+use crate::kernel_span::kernel_span;
 use crate::numeric::disjoint::Disjoint;
 use crate::numeric::simd::vectorized;
 use crate::ops::optim::adamw::CHUNK;
@@ -43,6 +44,7 @@ pub fn ema(
         return cuda::ema::ema(decay, step.gpu()?, average, weights);
     }
     let Some(numbers) = step.host()? else { return Ok(()) };
+    let _span = kernel_span!("ema", weights.dtype(), 0, [weights, average] => [average]);
     let decay = if numbers.update == 1 { 0.0 } else { decay };
     dispatch_float!("ema", weights.dtype(), T => {
         let (device, n) = (weights.device().clone(), weights.numel());

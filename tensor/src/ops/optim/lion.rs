@@ -8,6 +8,7 @@
 //! sign(0) is 0. Computed in `Element::Acc`, from coefficients computed in f64.
 
 pub use super::config::Lion;
+use crate::kernel_span::kernel_span;
 use crate::numeric::disjoint::Disjoint;
 use crate::numeric::simd::vectorized;
 use crate::ops::optim::adamw::CHUNK;
@@ -60,6 +61,7 @@ pub fn lion(
         return cuda::lion::lion(config, step.gpu()?, weights, grads, m);
     }
     let Some(numbers) = step.host()? else { return Ok(()) };
+    let _span = kernel_span!("lion", weights.dtype(), 0, [weights, grads, m] => [weights, m]);
     dispatch_update!("lion", weights, grads, (T, G) => {
         step_all::<T, G>(config, &numbers, weights, grads.as_slice()?, m)
     })

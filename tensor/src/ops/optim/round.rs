@@ -10,6 +10,7 @@
 //! is unchanged. No gradient: weights are rounded after the optimizer step, and widened before it if no copy of them
 //! is kept in the accumulator type.
 
+use crate::kernel_span::kernel_span;
 use crate::numeric::simd::vectorized;
 use crate::ops::optim::step::{DeviceStepParams, check_vectors};
 use crate::ops::random::{for_numbers, for_stretches};
@@ -73,6 +74,7 @@ pub fn round(target: &mut Tensor, source: &Tensor, stochastic: Option<Stochastic
         }
         other => other,
     };
+    let _span = kernel_span!("round", source.dtype(), 0, [source] => [target]);
     dispatch_float!("round", target.dtype(), T => {
         let device = target.device().clone();
         round_all::<T>(&device, target.as_mut_slice()?, source.as_slice()?, stochastic);
@@ -136,6 +138,7 @@ pub fn widen(target: &mut Tensor, source: &Tensor) -> Result<()> {
         return cuda::round::convert(source, target);
     }
     let device = target.device().clone();
+    let _span = kernel_span!("widen", source.dtype(), 0, [source] => [target]);
     dispatch_float!("widen", source.dtype(), T => {
         let (target, source) = (target.as_mut_slice()?, source.as_slice::<T>()?);
         for_rows(&device, (target, 1), source.len() / CHEAP, |first, out| {

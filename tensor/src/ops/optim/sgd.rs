@@ -8,6 +8,7 @@
 //! Computed in `Element::Acc`.
 
 pub use super::config::{Nesterov, Sgd};
+use crate::kernel_span::kernel_span;
 use crate::numeric::disjoint::Disjoint;
 use crate::numeric::simd::vectorized;
 use crate::ops::optim::adamw::CHUNK;
@@ -37,6 +38,8 @@ pub fn sgd(
         return cuda::sgd::sgd(config, step.gpu()?, weights, grads, buffer);
     }
     let Some(numbers) = step.host()? else { return Ok(()) };
+    let _span =
+        kernel_span!("sgd", weights.dtype(), 0, [weights, grads, buffer] => [weights, buffer]);
     dispatch_update!("sgd", weights, grads, (T, G) => {
         step_all::<T, G>(config, &numbers, weights, grads.as_slice()?, buffer)
     })

@@ -6,6 +6,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
+use crate::kernel_span::kernel_span;
 use crate::numeric::simd::vectorized;
 use crate::ops::optim::step::check_vectors;
 use crate::ops::rows::for_rows;
@@ -62,6 +63,7 @@ pub fn add_sq_norm(total: &mut Tensor, x: &Tensor) -> Result<()> {
     if x.device().gpu().is_some() {
         return cuda::sq_norm::add_sq_norm(total, x);
     }
+    let _span = kernel_span!("sq_norm", x.dtype(), 0, [x] => []);
     dispatch_float!("sq_norm", x.dtype(), T => {
         total.as_mut_slice::<f64>()?[0] += sq_norm(x.device(), x.as_slice::<T>()?);
     });

@@ -70,3 +70,37 @@ pub(super) unsafe fn release() {
         )
     }
 }
+
+/// Multiplies tile registers `times` times into each of four others, and returns the floating-point operations done.
+///
+/// # Safety
+/// As [`load`].
+pub(in crate::gemm) unsafe fn multiply_registers(times: usize) -> usize {
+    const SUMS: usize = 4;
+    // SAFETY: the caller's promise; all registers that are read are zeroed first, and all that change are named.
+    unsafe {
+        load();
+        asm!(
+            "tilezero tmm0",
+            "tilezero tmm1",
+            "tilezero tmm2",
+            "tilezero tmm3",
+            "tilezero tmm4",
+            "tilezero tmm5",
+            "2:",
+            "tdpbf16ps tmm0, tmm4, tmm5",
+            "tdpbf16ps tmm1, tmm4, tmm5",
+            "tdpbf16ps tmm2, tmm4, tmm5",
+            "tdpbf16ps tmm3, tmm4, tmm5",
+            "dec {times}",
+            "jnz 2b",
+            times = inout(reg) times.max(1) => _,
+            out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _, out("tmm4") _, out("tmm5") _,
+            out("tmm6") _, out("tmm7") _,
+            options(nostack, nomem)
+        );
+        release();
+    }
+    // A row of 16 sums takes two products and two sums for each of 16 words, in each of 16 rows.
+    4 * SIDE * SIDE * SIDE * SUMS * times.max(1)
+}

@@ -1,0 +1,233 @@
+//! Adds up the time and the work of the spans of a thread's steps.
+
+use ferrotron_tensor::DType;
+use ferrotron_tensor::ceilings::Ceilings;
+use std::collections::{BTreeMap, HashMap};
+use std::fmt;
+use std::mem::take;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+use tracing::field::{Field, Visit};
+use tracing::span::{Attributes, Id, Record};
+use tracing::{Event, Metadata, Subscriber};
+
+/// Spans that are added up; those of collectives are entered by other threads.
+const KINDS: [&str; 7] =
+    ["step", "module", "forward", "backward", "weight gradient", "optimizer", "kernel"];
+
+/// The subscriber of a profile.
+pub(super) struct Recorder {
+    ceilings: Ceilings,
+    next: AtomicU64,
+    state: Mutex<State>,
+}
+
+/// All spans that have ended.
+#[derive(Default)]
+pub(super) struct Recording {
+    pub steps: usize,
+    /// Time of the steps.
+    pub total: Duration,
+    /// Time of them outside of the rows.
+    pub outside: Duration,
+    /// By pass and name.
+    pub rows: BTreeMap<(&'static str, String), Row>,
+}
+
+/// Calls of one name in one pass.
+#[derive(Default)]
+pub(super) struct Row {
+    pub calls: usize,
+    pub time: Duration,
+    pub flops: f64,
+    pub read: f64,
+    pub written: f64,
+    /// Seconds that the calls take at the ceilings.
+    pub least_seconds: f64,
+}
+
+#[derive(Default)]
+struct State {
+    recording: Recording,
+    open: HashMap<u64, OpenSpan>,
+    /// The spans that were entered and not left, outermost first.
+    stack: Vec<u64>,
+}
+
+/// A span that has not ended.
+struct OpenSpan {
+    kind: &'static str,
+    fields: Work,
+    pass: &'static str,
+    entered: Instant,
+    /// Time of the spans within, and whether there were any.
+    within: Duration,
+    encloses: bool,
+    handles: usize,
+}
+
+/// The fields of a span.
+#[derive(Default)]
+struct Work {
+    name: String,
+    dtype: Option<DType>,
+    flops: u64,
+    read: u64,
+    written: u64,
+}
+
+impl Recorder {
+    pub fn new(ceilings: Ceilings) -> Recorder {
+        Recorder { ceilings, next: AtomicU64::new(1), state: Mutex::default() }
+    }
+
+    /// What has been recorded.
+    pub fn take(&self) -> Recording {
+        take(&mut self.state().recording)
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Subscriber for Recorder {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        let own = metadata.is_span() && metadata.target().starts_with("ferrotron");
+        own && KINDS.contains(&metadata.name())
+    }
+
+    fn new_span(&self, span: &Attributes<'_>) -> Id {
+        let mut fields = Work::default();
+        span.record(&mut fields);
+        let number = self.next.fetch_add(1, Relaxed);
+        let open = OpenSpan {
+            kind: span.metadata().name(),
+            fields,
+            pass: "step",
+            entered: Instant::now(),
+            within: Duration::ZERO,
+            encloses: false,
+            handles: 1,
+        };
+        self.state().open.insert(number, open);
+        Id::from_u64(number)
+    }
+
+    fn enter(&self, span: &Id) {
+        let mut state = self.state();
+        let State { open, stack, .. } = &mut *state;
+        let around = stack.last().and_then(|number| open.get(number)).map(|span| span.pass);
+        if let Some(span) = open.get_mut(&span.into_u64()) {
+            span.pass = match span.kind {
+                "forward" => "forward",
+                "backward" | "weight gradient" => "backward",
+                "optimizer" => "update",
+                _ => around.unwrap_or("step"),
+            };
+        }
+        stack.push(span.into_u64());
+        if let Some(span) = open.get_mut(&span.into_u64()) {
+            span.entered = Instant::now();
+        }
+    }
+
+    fn exit(&self, span: &Id) {
+        let now = Instant::now();
+        let mut state = self.state();
+        let State { open, stack, recording } = &mut *state;
+        // Spans are left in the order opposite to that in which they were entered.
+        stack.pop();
+        let Some(span) = open.get_mut(&span.into_u64()) else { return };
+        let whole = now.duration_since(span.entered);
+        let own = whole.saturating_sub(take(&mut span.within));
+        let named = match span.kind {
+            "kernel" => true,
+            "step" | "module" => false,
+            // The time of an operation around its kernels is that of the graph.
+            _ => !span.encloses,
+        };
+        if span.kind == "step" {
+            recording.steps += 1;
+            recording.total += whole;
+        }
+        if named {
+            let name = match span.kind {
+                "optimizer" => "optimizer",
+                _ => &span.fields.name,
+            };
+            let row = recording.rows.entry((span.pass, name.to_string())).or_default();
+            row.add(&span.fields, own, &self.ceilings);
+        } else {
+            recording.outside += own;
+        }
+        if let Some(around) = stack.last().and_then(|number| open.get_mut(number)) {
+            around.within += whole;
+            around.encloses = true;
+        }
+    }
+
+    fn clone_span(&self, span: &Id) -> Id {
+        if let Some(open) = self.state().open.get_mut(&span.into_u64()) {
+            open.handles += 1;
+        }
+        span.clone()
+    }
+
+    fn try_close(&self, span: Id) -> bool {
+        let (number, mut state) = (span.into_u64(), self.state());
+        let Some(open) = state.open.get_mut(&number) else { return false };
+        open.handles -= 1;
+        let closed = open.handles == 0;
+        if closed {
+            state.open.remove(&number);
+        }
+        closed
+    }
+
+    /// Spans have all their fields from the beginning.
+    fn record(&self, _span: &Id, _values: &Record<'_>) {}
+
+    fn record_follows_from(&self, _span: &Id, _follows: &Id) {}
+
+    fn event(&self, _event: &Event<'_>) {}
+}
+
+impl Row {
+    fn add(&mut self, work: &Work, time: Duration, ceilings: &Ceilings) {
+        let [flops, read, written] = [work.flops, work.read, work.written].map(|x| x as f64);
+        let dtype = work.dtype.unwrap_or(DType::F32);
+        self.calls += 1;
+        self.time += time;
+        self.flops += flops;
+        self.read += read;
+        self.written += written;
+        self.least_seconds += ceilings.least_seconds(dtype, flops, read, written);
+    }
+}
+
+impl Visit for Work {
+    fn record_u64(&mut self, field: &Field, value: u64) {
+        match field.name() {
+            "flops" => self.flops = value,
+            "read" => self.read = value,
+            "written" => self.written = value,
+            _ => {}
+        }
+    }
+
+    fn record_str(&mut self, field: &Field, value: &str) {
+        if field.name() == "name" {
+            self.name = value.to_string();
+        }
+    }
+
+    fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
+        match field.name() {
+            "dtype" => self.dtype = format!("{value:?}").parse().ok(),
+            "name" => self.name = format!("{value:?}"),
+            _ => {}
+        }
+    }
+}

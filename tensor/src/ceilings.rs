@@ -1,0 +1,180 @@
+//! The ceilings of this machine: how fast its processor multiplies, and how fast its memory is read and written.
+//!
+//! A ceiling is the best of some short rounds, since other programs only slow one down. In a round all threads of the
+//! device work at the same time, and the speed of each is taken over its own time.
+
+use std::hint::black_box;
+use std::sync::{Mutex, PoisonError};
+use std::time::Instant;
+
+use crate::gemm::peak::multiply_registers;
+use crate::numeric::disjoint::Disjoint;
+use crate::numeric::simd::vectorized;
+use crate::{DType, Device, Error, Real, Result};
+
+/// Bytes that are read or written in a round, at least and at most: four times those of the last cache.
+const BYTES: [usize; 2] = [256 << 20, 1 << 30];
+const ROUNDS: usize = 5;
+/// Seconds of a round of multiplications, at least.
+const SECONDS: f64 = 5e-3;
+const LANES: usize = 64;
+
+/// What all threads of a device together reach at most, per second.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Ceilings {
+    /// Floating-point operations on registers, in f32.
+    pub f32: f64,
+    /// The same in f64.
+    pub f64: f64,
+    /// The same as products of two bf16 matrices compute them.
+    pub bf16: f64,
+    /// Bytes read from memory.
+    pub read: f64,
+    /// Bytes read and written where each element is read, changed and written.
+    pub update: f64,
+}
+
+impl Ceilings {
+    /// Measures them on the threads of `device`, in a second or two, with 256 MiB of memory, or up to 1 GiB where caches
+    /// are large.
+    ///
+    /// Errors if the device is none of this machine's processor, or there is no memory.
+    ///
+    /// ```no_run
+    /// use ferrotron_tensor::{Device, ceilings::Ceilings};
+    /// let ceilings = Ceilings::measure(&Device::cpu(2)?)?;
+    /// println!("{:.0} GFLOP/s, {:.1} GB/s", ceilings.f32 / 1e9, ceilings.read / 1e9);
+    /// # Ok::<(), ferrotron_tensor::Error>(())
+    /// ```
+    pub fn measure(device: &Device) -> Result<Ceilings> {
+        if device.is_gpu() || device.is_fake() {
+            let message = format!("are measured on a processor, and the device is {device:?}");
+            return Err(Error::device("ceilings", message));
+        }
+        let products = |dtype| {
+            let mut times = 1000;
+            let seconds = |times| {
+                let started = Instant::now();
+                multiply_registers(dtype, times);
+                started.elapsed().as_secs_f64()
+            };
+            while seconds(times) < SECONDS {
+                times *= 2;
+            }
+            best(device, ROUNDS, &|_| multiply_registers(dtype, times))
+        };
+        let [f32, f64, bf16] = [DType::F32, DType::F64, DType::BF16].map(products);
+        let (bytes, mut memory) = (memory_bytes(), Vec::<f32>::new());
+        memory.try_reserve_exact(bytes / 4).map_err(|error| {
+            Error::memory("ceilings", format!("{bytes} bytes to read and write: {error}"))
+        })?;
+        memory.resize(bytes / 4, 1.0);
+        let own = memory.len() / device.threads();
+        let memory = Disjoint::new(&mut memory);
+        // SAFETY: each thread has its number and a part of its own.
+        let part = |thread: usize| unsafe { memory.part(thread * own, own) };
+        let read = best(device, ROUNDS, &|thread| {
+            black_box(sum(part(thread)));
+            4 * own
+        });
+        let update = best(device, ROUNDS, &|thread| {
+            scale(part(thread), black_box(1.0));
+            2 * 4 * own
+        });
+        Ok(Ceilings { f32, f64, bf16, read, update })
+    }
+
+    /// Floating-point operations per second on operands of `dtype`. f16 is computed in f32.
+    pub fn products(&self, dtype: DType) -> f64 {
+        match dtype {
+            DType::F64 => self.f64,
+            DType::BF16 => self.bf16,
+            _ => self.f32,
+        }
+    }
+
+    /// The seconds below which so much work cannot be done from memory: products of operands of `dtype`, and bytes that
+    /// are read and written.
+    ///
+    /// ```
+    /// use ferrotron_tensor::{DType, ceilings::Ceilings};
+    /// let ceilings = Ceilings { f32: 2e9, f64: 1e9, bf16: 4e9, read: 1e9, update: 1.5e9 };
+    /// assert_eq!(ceilings.least_seconds(DType::BF16, 8e9, 1e9, 0.0), 2.0); // products decide
+    /// assert_eq!(ceilings.least_seconds(DType::F32, 0.0, 3e9, 0.0), 3.0);
+    /// assert_eq!(ceilings.least_seconds(DType::F32, 0.0, 3e9, 3e9), 4.0);
+    /// ```
+    pub fn least_seconds(&self, dtype: DType, flops: f64, read: f64, written: f64) -> f64 {
+        let memory = (read / self.read).max((read + written) / self.update);
+        memory.max(flops / self.products(dtype))
+    }
+}
+
+/// Bytes that no cache holds for long, by the size of the last one that Linux states.
+fn memory_bytes() -> usize {
+    let file = "/sys/devices/system/cpu/cpu0/cache/index3/size";
+    let text = std::fs::read_to_string(file).unwrap_or_default();
+    let kibibytes = text.trim().strip_suffix('K').and_then(|size| size.parse::<usize>().ok());
+    kibibytes.unwrap_or(0).saturating_mul(4 << 10).clamp(BYTES[0], BYTES[1])
+}
+
+/// The best of so many rounds: what all threads do per second, `work` being what the thread of that number has done.
+fn best(device: &Device, rounds: usize, work: &(dyn Fn(usize) -> usize + Sync)) -> f64 {
+    let round = |_| {
+        let total = Mutex::new(0.0);
+        device.on_each_thread(&|thread| {
+            let started = Instant::now();
+            let done = work(thread) as f64;
+            let speed = done / started.elapsed().as_secs_f64().max(1e-9);
+            *total.lock().unwrap_or_else(PoisonError::into_inner) += speed;
+        });
+        total.into_inner().unwrap_or_else(PoisonError::into_inner)
+    };
+    (0..rounds).map(round).fold(0.0, f64::max)
+}
+
+vectorized! {
+    fn sum<A: Real>(x: &[A]) -> A {
+        let mut lanes = [A::ZERO; LANES];
+        for chunk in x.chunks_exact(LANES) {
+            for (lane, &x) in lanes.iter_mut().zip(chunk) {
+                *lane += x;
+            }
+        }
+        lanes.into_iter().sum()
+    }
+
+    fn scale<A: Real>(x: &mut [A], factor: A) {
+        for x in x {
+            *x *= factor;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_ceiling_is_a_speed_and_other_devices_are_refused() {
+        let Ceilings { f32, f64, bf16, read, update } =
+            Ceilings::measure(&Device::cpu(2).unwrap()).unwrap();
+        for speed in [f32, f64, bf16, read, update] {
+            assert!(speed.is_finite() && speed > 1e6, "{speed}");
+        }
+        let error = Ceilings::measure(&Device::fake(1).unwrap()).unwrap_err().to_string();
+        assert!(error.contains("measured on a processor"), "{error}");
+    }
+
+    #[test]
+    fn every_thread_works_once_in_a_round() {
+        let seen = Mutex::new(Vec::new());
+        let device = Device::cpu(3).unwrap();
+        best(&device, 2, &|thread| {
+            seen.lock().unwrap().push(thread);
+            1
+        });
+        let mut seen = seen.into_inner().unwrap();
+        seen.sort_unstable();
+        assert_eq!(seen, [0, 0, 1, 1, 2, 2]);
+    }
+}
