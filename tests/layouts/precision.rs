@@ -139,19 +139,20 @@ fn gradients_of_key_biases_are_rounding_errors() {
 }
 
 /// Asserts that layouts are at most 1.5 times as far from the loop in f64 as one rank, in the mean over runs from 32
-/// weights. A single loss is right or wrong by chance.
+/// weights. A single loss is right or wrong by chance: its error is about normal, so the mean of 32 absolute values
+/// deviates by 0.75 / sqrt(32) = 13 %, and the ratio of two means by 19 %. Losses and norms may be 2 times as far.
 fn assert_not_farther_than_one_rank(numbers: Numbers, count: u64) {
     let layouts = [vec![Layout::SERIAL], random(&all(&gpt2()), count, 5)].concat();
     let found = distances(&numbers, &layouts, 32);
     for (layout, one) in layouts.iter().zip(&found) {
         let serial = &found[0];
-        for (name, got, want) in [
-            ("loss", one.loss, serial.loss),
-            ("norm", one.norm, serial.norm),
-            ("gradients", one.gradients, serial.gradients),
-            ("weights", one.weights, serial.weights),
+        for (name, got, want, times) in [
+            ("loss", one.loss, serial.loss, 2.0),
+            ("norm", one.norm, serial.norm, 2.0),
+            ("gradients", one.gradients, serial.gradients, 1.5),
+            ("weights", one.weights, serial.weights, 1.5),
         ] {
-            let most = 1.5 * want;
+            let most = times * want;
             assert!(got <= most, "{numbers:?} {layout}: {name} is off by {got:e}, not {most:e}");
         }
     }
