@@ -3,7 +3,9 @@
 //! A ceiling is the best of some short rounds, since other programs only slow one down. In a round all threads of the
 //! device work at the same time, and the speed of each is taken over its own time.
 
+use std::collections::BTreeMap;
 use std::hint::black_box;
+use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
@@ -109,12 +111,20 @@ impl Ceilings {
     }
 }
 
-/// Bytes that no cache holds for long, by the size of the last one that Linux states.
+/// Bytes that no cache holds for long, by the sizes of the last ones that Linux states: each die or socket may have its
+/// own.
 fn memory_bytes() -> usize {
-    let file = "/sys/devices/system/cpu/cpu0/cache/index3/size";
-    let text = std::fs::read_to_string(file).unwrap_or_default();
-    let kibibytes = text.trim().strip_suffix('K').and_then(|size| size.parse::<usize>().ok());
-    kibibytes.unwrap_or(0).saturating_mul(4 << 10).clamp(BYTES[0], BYTES[1])
+    let of =
+        |cpu: &Path, fact: &str| std::fs::read_to_string(cpu.join("cache/index3").join(fact)).ok();
+    let caches: BTreeMap<String, usize> = (0..)
+        .map(|cpu| PathBuf::from(format!("/sys/devices/system/cpu/cpu{cpu}")))
+        .take_while(|cpu| cpu.exists())
+        .filter_map(|cpu| {
+            let kibibytes = of(&cpu, "size")?.trim().strip_suffix('K')?.parse().ok()?;
+            Some((of(&cpu, "shared_cpu_list")?, kibibytes))
+        })
+        .collect();
+    caches.values().sum::<usize>().saturating_mul(4 << 10).clamp(BYTES[0], BYTES[1])
 }
 
 /// The best of so many rounds: what all threads do per second, `work` being what the thread of that number has done.

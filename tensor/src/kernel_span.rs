@@ -23,7 +23,10 @@ macro_rules! kernel_span {
 }
 pub(crate) use kernel_span;
 
-/// Bytes of the elements of a tensor.
+/// Bytes of the elements of a tensor. An expanded dim lies in memory once.
 pub(crate) fn bytes(x: &Tensor) -> u64 {
-    (x.numel() * x.dtype().size()) as u64
+    let dims = x.dims().iter().zip(x.layout().strides());
+    let held: usize =
+        dims.map(|(&size, &stride)| if stride == 0 { size.min(1) } else { size }).product();
+    (held * x.dtype().size()) as u64
 }

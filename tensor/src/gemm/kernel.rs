@@ -176,7 +176,7 @@ pub(super) unsafe fn multiply<V: Vector, M: Multiply<V>>(times: usize) -> usize 
     unsafe {
         let number = |x: f64| V::splat(std::hint::black_box(V::Scalar::from_f64(x)));
         let (factor, column) = (number(0.5), number(1.0));
-        let mut sums = [number(0.0); SUMS];
+        let mut sums: [V; SUMS] = std::array::from_fn(|_| number(0.0));
         for _ in 0..times {
             for sum in &mut sums {
                 *sum = M::multiply_add(factor, column, *sum);

@@ -139,6 +139,11 @@ impl Subscriber for Recorder {
         let State { open, stack, recording } = &mut *state;
         // Spans are left in the order opposite to that in which they were entered.
         stack.pop();
+        // Work outside of a step is not a step's.
+        let is_step = |number: &u64| open.get(number).is_some_and(|span| span.kind == "step");
+        if !is_step(&span.into_u64()) && !stack.iter().any(is_step) {
+            return;
+        }
         let Some(span) = open.get_mut(&span.into_u64()) else { return };
         let whole = now.duration_since(span.entered);
         let own = whole.saturating_sub(take(&mut span.within));

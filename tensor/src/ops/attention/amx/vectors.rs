@@ -21,7 +21,7 @@ pub(super) const fn row_of(i: usize) -> usize {
     i / SIDE * LOWER + i % SIDE * SIDE
 }
 
-/// 2^x within 2 ulp: 0 below -126. The polynomial for 2^r on \[-0.5, 0.5\] is the one of degree 5 with p(0) = 1 whose
+/// 2^x within 2.5 ulp: 0 below -126. The polynomial for 2^r on \[-0.5, 0.5\] is the one of degree 5 with p(0) = 1 whose
 /// largest relative error, 9e-8, is least (weighted least squares).
 ///
 /// Each step is taken for all registers before the next one: a chain of ten dependent instructions fills the processor's
