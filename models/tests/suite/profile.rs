@@ -94,6 +94,22 @@ fn calls_and_work_are_those_of_the_shapes() -> Result<()> {
     Ok(())
 }
 
+/// `bench` also computes the products of a step by themselves.
+#[test]
+fn work_outside_of_steps_is_left_out() -> Result<()> {
+    let config = BenchConfig {
+        micro_batch_size: BATCH,
+        steps: 2,
+        ..BenchConfig::new(GptConfig::gpt2(VOCAB, LAYERS, WIDTH, 4, LENGTH))
+    };
+    let ceilings = Ceilings { f32: 1.0, f64: 1.0, bf16: 1.0, read: 1.0, update: 1.0 };
+    let found = profile(&ceilings, || bench(&config, &Device::cpu(1)?).map(drop))?;
+    let sum = found.operations.iter().map(|row| row.ms).sum::<f64>() + found.other_ms;
+    let step = 1e3 * found.s_per_step;
+    assert!((sum - step).abs() <= 1e-9 * step, "{sum} of {step} ms");
+    Ok(())
+}
+
 #[test]
 fn without_a_step_there_is_no_profile() {
     let ceilings = Ceilings { f32: 1.0, f64: 1.0, bf16: 1.0, read: 1.0, update: 1.0 };
