@@ -3,7 +3,7 @@
 use clap::ValueEnum;
 use ferrotron::models::data::preprocess::read_documents;
 use ferrotron::models::data::tasks::{
-    Lambada, LambadaForm, ScoreRequest, TokenScore, WikiText, WikiTextConfig,
+    Lambada, LambadaForm, ScoreRequest, TokenScore, WikiText, WikiTextConfig, requests_crc32,
 };
 use ferrotron::models::evaluate::LocalModel;
 use ferrotron::models::gpt::{Gpt, GptConfig};
@@ -11,6 +11,8 @@ use ferrotron::models::run::{EvaluationTask, TaskResult};
 use ferrotron::models::score::{ScoreConfig, check_requests, score};
 use ferrotron::models::stop::StopFlag;
 use ferrotron::models::tokenizer::Tokenizer;
+use ferrotron::models::trainer::Model;
+use ferrotron::parallel::agreement::Facts;
 use ferrotron::tensor::At;
 use ferrotron::{Error, Result};
 use std::path::{Path, PathBuf};
@@ -87,6 +89,7 @@ pub struct GptTask {
     task: Task,
     texts: Texts,
     pub requests: Vec<ScoreRequest>,
+    crc32: u32,
     micro_batch_size: usize,
 }
 
@@ -110,7 +113,8 @@ impl GptTask {
                 Texts::Lambada(texts) => texts.requests().to_vec(),
             };
             check_requests(config, &requests)?;
-            Ok(GptTask { task, texts, requests, micro_batch_size })
+            let crc32 = requests_crc32(&requests);
+            Ok(GptTask { task, texts, requests, crc32, micro_batch_size })
         };
         read().at(&format!("--task-data {}", task.name()))
     }
@@ -169,9 +173,23 @@ impl EvaluationTask<Gpt> for GptTask {
         self.task.name()
     }
 
+    fn data_crc32(&self) -> u32 {
+        self.crc32
+    }
+
     fn evaluate(&self, model: &LocalModel<Gpt>, stop: &StopFlag) -> Result<Option<TaskResult>> {
         self.scores(model, stop, |_| ())
     }
+}
+
+/// A fact about the data of each task, to be compared among ranks.
+pub fn task_facts<'a, M: Model>(
+    tasks: impl IntoIterator<Item = &'a (dyn EvaluationTask<M> + 'a)>,
+) -> Facts {
+    let fact = |task: &dyn EvaluationTask<M>| {
+        (format!("the data of task {}", task.name()), format!("CRC-32 {:08x}", task.data_crc32()))
+    };
+    tasks.into_iter().map(fact).collect()
 }
 
 fn texts(task: Task, path: &Path, tokenizer: &Tokenizer, windows: WikiTextConfig) -> Result<Texts> {

@@ -39,6 +39,7 @@ use crate::cli::progress::{TrainProgress, code_block};
 use crate::cli::rank_environment::rank_environment;
 use crate::cli::run_samples::{OrderLength, RunInput};
 use crate::cli::run_tokenizer::{known_vocab_size, open_tokenizer};
+use crate::cli::tasks::task_facts;
 use crate::cli::{closing_report, corpus, memory_limits, output, report, resume, run_folder};
 
 /// Trains, reports and leaves a run folder behind; or starts processes that do. `given` holds the options that were
@@ -115,6 +116,7 @@ fn train_planned<M: TrainedModel>(
         let data = plan.data()?;
         let mut facts = data_facts(&data.fingerprint, &data.input.dataset, &plan.tokenizer)?;
         facts.extend(plan.configuration.facts.clone());
+        facts.extend(task_facts(data.tasks.iter().map(|task| &**task)));
         Ok((plan, data, facts))
     });
     let agreed = agree(&everyone, planned.as_ref().map(|(_, _, facts)| facts));

@@ -11,6 +11,9 @@ pub trait EvaluationTask<M: Model> {
     /// The name of the task.
     fn name(&self) -> &str;
 
+    /// A CRC-32 of the data that is evaluated, which all ranks must have alike; 0 for a task without data.
+    fn data_crc32(&self) -> u32;
+
     /// Evaluates the model; `None` if a rank was asked to stop. All ranks call this, and get the same numbers.
     ///
     /// # Errors
