@@ -125,8 +125,8 @@ fn ranks_with_other_data_of_equal_length_end_with_the_same_line() {
 #[test]
 fn ranks_with_other_data_of_a_task_end_with_a_line_that_names_the_task() {
     let machines = [folder_with_text(), folder_with_text()];
-    for (machine, number) in machines.iter().zip(["one", "two"]) {
-        let text = format!("the first word and {number} more\n").repeat(4);
+    for (machine, number) in machines.iter().zip([1, 2]) {
+        let text = format!("line {number} of line 3\n").repeat(4);
         std::fs::write(machine.path().join("task.txt"), text).unwrap();
     }
     let machines = machines.each_ref().map(TempDir::path);
