@@ -4,6 +4,8 @@ use clap::Args;
 use ferrotron::{Error, Result};
 use std::path::PathBuf;
 
+use crate::cli::args::run::RunArgs;
+use crate::cli::options::Options;
 use crate::cli::tasks::{Task, with_data};
 
 #[derive(Debug, Clone, Args)]
@@ -40,6 +42,35 @@ impl EvaluationArgs {
             return Err(Error::config("--eval-tasks", message));
         }
         with_data("--eval-tasks", &self.eval_tasks, &self.task_data)
+    }
+
+    /// Errors for an option that was given for this run, and that its intervals leave without effect. One that a checkpoint
+    /// remembers may be without effect.
+    pub fn check_used(&self, options: &Options, run: &RunArgs, samples: bool) -> Result<()> {
+        let refuse = |option, message: &str| Err(Error::config(option, message));
+        let (interval, of_tasks) = (run.eval_interval, self.eval_tasks_interval);
+        if of_tasks.or(interval) == Some(0) {
+            let zero = if of_tasks.is_some() { "--eval-tasks-interval" } else { "--eval-interval" };
+            let message = format!(
+                "has no effect with {zero} 0: leave it out, or give --eval-tasks-interval a number of steps"
+            );
+            for option in ["--eval-tasks", "--log-samples-to-tensorboard"] {
+                if options.is_given(option.trim_start_matches('-')) {
+                    return refuse(option, &message);
+                }
+            }
+        }
+        if options.is_given("eval-tasks-interval") && self.eval_tasks.is_empty() && !samples {
+            let message = "has no effect without --eval-tasks or --log-samples-to-tensorboard: leave it out, or give one \
+                           of them";
+            return refuse("--eval-tasks-interval", message);
+        }
+        let evaluates = interval != Some(0) && run.eval_iters.0 != Some(0);
+        if options.is_given("multiple-validation-sets") && !evaluates {
+            let message = "has no effect with --eval-interval 0 or --eval-iters 0: leave it out, or give larger numbers";
+            return refuse("--multiple-validation-sets", message);
+        }
+        Ok(())
     }
 
     /// Errors for numbers that mean nothing.

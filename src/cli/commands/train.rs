@@ -158,6 +158,8 @@ impl<M: TrainedModel> PreparedRun<M> {
             let job = ProcessRole::new(&args.parallel.ranks, rank.cloned())?;
             args.run.validate()?;
             args.evaluation.validate()?;
+            let samples = args.tensorboard.log_samples_to_tensorboard;
+            args.evaluation.check_used(options, &args.run, samples)?;
             args.tensorboard.validate()?;
             args.device.dtype()?;
             if let Some(checkpoint) = &resumed {
