@@ -14,6 +14,9 @@ pub struct EvaluationArgs {
     /// Evaluate each set of --valid-data-path, --data-path or --valid-data by itself, and report each loss by the set's name
     #[arg(long)]
     pub multiple_validation_sets: bool,
+    /// Evaluate whole validation sets; --eval-iters is about the test part alone then
+    #[arg(long)]
+    pub full_validation: bool,
     /// Samples of a batch, which --eval-iters counts [default: the global batch size]
     #[arg(long, value_name = "N")]
     pub eval_global_batch_size: Option<usize>,
@@ -32,6 +35,11 @@ pub struct EvaluationArgs {
 }
 
 impl EvaluationArgs {
+    /// Batches of an evaluation of the validation part; `None` for all of it.
+    pub fn validation_iters(&self, run: &RunArgs) -> Option<u64> {
+        run.eval_iters.0.filter(|_| !self.full_validation)
+    }
+
     /// The tasks, each with the path of its data.
     ///
     /// # Errors
@@ -65,7 +73,7 @@ impl EvaluationArgs {
                            of them";
             return refuse("--eval-tasks-interval", message);
         }
-        let evaluates = interval != Some(0) && run.eval_iters.0 != Some(0);
+        let evaluates = interval != Some(0) && self.validation_iters(run) != Some(0);
         if options.is_given("multiple-validation-sets") && !evaluates {
             let message = "has no effect with --eval-interval 0 or --eval-iters 0: leave it out, or give larger numbers";
             return refuse("--multiple-validation-sets", message);
