@@ -322,7 +322,7 @@ mod tests {
                 assert_eq!(resumed.at(step), unbroken.at(step), "{step}");
             }
         }
-        // What is known of a sample far behind, without any step before it.
+        // The state at a sample far behind, without any step before it.
         let blocks = 1_000_000_000_000 / 65_536;
         let total = blocks * 65_536;
         let even = order(&[1.0, 1.0]);
