@@ -15,6 +15,7 @@ use ferrotron::models::trainer::Model;
 use ferrotron::parallel::agreement::Facts;
 use ferrotron::tensor::At;
 use ferrotron::{Error, Result};
+use std::borrow::Cow;
 use std::path::{Path, PathBuf};
 
 /// The key of texts in JSON lines and Parquet.
@@ -84,11 +85,21 @@ enum Texts {
     Lambada(Lambada),
 }
 
-/// A task of a GPT with its requests, made of its data.
+impl Texts {
+    /// The requests for scores; those of overlapping windows take several times the memory of their text.
+    fn requests(&self) -> Cow<'_, [ScoreRequest]> {
+        match self {
+            Texts::WikiText(texts) => Cow::Owned(texts.requests()),
+            Texts::Lambada(texts) => Cow::Borrowed(texts.requests()),
+        }
+    }
+}
+
+/// A task of a GPT with its texts, from which the requests are made whenever they are scored.
 pub struct GptTask {
     task: Task,
     texts: Texts,
-    pub requests: Vec<ScoreRequest>,
+    pub num_requests: usize,
     crc32: u32,
     micro_batch_size: usize,
 }
@@ -108,13 +119,11 @@ impl GptTask {
         let task = *task;
         let read = || {
             let texts = texts(task, path, tokenizer, windows)?;
-            let requests = match &texts {
-                Texts::WikiText(texts) => texts.requests(),
-                Texts::Lambada(texts) => texts.requests().to_vec(),
-            };
+            let requests = texts.requests();
             check_requests(config, &requests)?;
-            let crc32 = requests_crc32(&requests);
-            Ok(GptTask { task, texts, requests, crc32, micro_batch_size })
+            let (num_requests, crc32) = (requests.len(), requests_crc32(&requests));
+            drop(requests);
+            Ok(GptTask { task, texts, num_requests, crc32, micro_batch_size })
         };
         read().at(&format!("--task-data {}", task.name()))
     }
@@ -127,7 +136,8 @@ impl GptTask {
         done: impl FnMut(usize),
     ) -> Result<Option<TaskResult>> {
         let config = ScoreConfig { micro_batch_size: self.micro_batch_size, top: 1 };
-        let scores = score(model, &self.requests, config, stop, done).at(self.task.name())?;
+        let scores =
+            score(model, &self.texts.requests(), config, stop, done).at(self.task.name())?;
         Ok(scores.map(|scores| self.result(&scores)))
     }
 

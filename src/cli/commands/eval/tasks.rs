@@ -33,7 +33,7 @@ pub fn eval(
     let first = mesh.rank() == 0;
     let mut results = Map::new();
     for task in tasks {
-        let mut progress = CountProgress::new(task.name(), task.requests.len() as u64);
+        let mut progress = CountProgress::new(task.name(), task.num_requests as u64);
         // A signal ends the process: there is nothing to save.
         let found = task.scores(&model, &StopFlag::default(), |done| {
             if first {
