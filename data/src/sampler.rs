@@ -32,7 +32,8 @@ pub trait Samples: Send + Sync {
     /// before do not. Samples that are read by the caller ignore it.
     fn prefetch(&self, _batches: &[(u64, usize)]) {}
 
-    /// What a run that resumes at `sample` finds its place by, if that takes long otherwise: for [`Samples::resume_order`].
+    /// The state by which a run that resumes at `sample` finds its place, if that takes long otherwise: for
+    /// [`Samples::resume_order`].
     fn order_state(&self, _sample: u64) -> Option<Vec<u64>> {
         None
     }

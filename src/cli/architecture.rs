@@ -16,7 +16,7 @@ use std::path::Path;
 use super::args::data::DataSource;
 use super::args::train::TrainArgs;
 use super::bert_input::{self, BertInput};
-use super::run_samples::{OrderLength, RunInput, RunSamples};
+use super::run_samples::{OrderLength, RunInput, RunSamples, SampleScope};
 use super::sample::SampleTask;
 use super::tasks::GptTask;
 use super::{closing_report, gpt_input};
@@ -56,8 +56,8 @@ pub trait TrainedModel: Model {
         warn: impl Fn(&str),
     ) -> Result<RunInput>;
 
-    /// The samples of a run, for the seed of their order and the number of samples in a batch of evaluations.
-    fn samples(input: &RunInput, run: &RunConfig, order: (u64, usize)) -> Result<RunSamples>;
+    /// The samples of a run.
+    fn samples(input: &RunInput, run: &RunConfig, scope: &SampleScope) -> Result<RunSamples>;
 
     /// The tasks on which the model is evaluated during the run.
     ///
@@ -135,12 +135,8 @@ impl TrainedModel for Gpt {
         gpt_input::open(args, source, order, tokenizer, warn)
     }
 
-    fn samples(
-        input: &RunInput,
-        run: &RunConfig,
-        (seed, eval_batch): (u64, usize),
-    ) -> Result<RunSamples> {
-        gpt_input::samples(input, run, seed, eval_batch)
+    fn samples(input: &RunInput, run: &RunConfig, scope: &SampleScope) -> Result<RunSamples> {
+        gpt_input::samples(input, run, scope)
     }
 
     fn tasks(
@@ -234,10 +230,11 @@ impl TrainedModel for Bert {
         Ok(RunInput::of_bert(dataset, bert))
     }
 
-    fn samples(input: &RunInput, run: &RunConfig, (_, batch): (u64, usize)) -> Result<RunSamples> {
+    fn samples(input: &RunInput, run: &RunConfig, scope: &SampleScope) -> Result<RunSamples> {
         let missing = || Error::config("data", "bert needs documents");
         let BertInput { train, held_out } = input.bert.clone().ok_or_else(missing)?;
-        let samples = run.eval_iters.map_or(u64::MAX, |all| all.saturating_mul(batch as u64));
+        let batch = scope.eval_batch as u64;
+        let samples = run.eval_iters.map_or(u64::MAX, |all| all.saturating_mul(batch));
         let wanted = held_out.filter(|_| run.intervals.eval_interval > 0);
         let wanted = wanted.filter(|_| samples > 0);
         let validation = wanted.map(|held_out| held_out.first(samples));

@@ -67,7 +67,8 @@ fn pairs(
     let (special, length) = (tokenizer.special_tokens()?, args.model.seq_length()?);
     let train = SentencePairs::new(train, special, length, args.optimization.seed)?;
     // Validation data that are too short are refused only by a run that evaluates.
-    let evaluates = args.run.eval_interval != Some(0) && args.run.eval_iters.0 != Some(0);
+    let iters = args.evaluation.validation_iters(&args.run);
+    let evaluates = args.run.eval_interval != Some(0) && iters != Some(0);
     let held_out = validation.filter(|_| evaluates);
     let held_out = held_out.map(|held_out| HeldOutPairs::new(held_out, special, length));
     let held_out = held_out.transpose()?.map(HeldOut::Pairs);

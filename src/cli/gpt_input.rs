@@ -7,6 +7,7 @@ use ferrotron::models::data::{
 };
 use ferrotron::models::run::RunConfig;
 use ferrotron::models::tokenizer::Tokenizer;
+use ferrotron::tensor::At;
 use ferrotron::{Error, Result};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -14,7 +15,9 @@ use std::sync::Arc;
 use super::args::data::{DataOrder, DataSource};
 use super::args::train::TrainArgs;
 use super::corpus;
-use super::run_samples::{BlendedInput, NamedSamples, OrderLength, RunInput, RunSamples};
+use super::run_samples::{
+    BlendedInput, NamedSamples, OrderLength, RunInput, RunSamples, SampleScope,
+};
 
 /// The option that asks for a loss of each set.
 const SEVERAL: &str = "--multiple-validation-sets";
@@ -71,6 +74,7 @@ pub fn open(
         (None, true) => return Err(none_held_out()),
         (Some(blend), false) => vec![(None, blend)],
         (Some(blend), true) => {
+            check_all_held_out(config, &blend)?;
             blend.named_sets()?.into_iter().map(|(name, set)| (Some(name), set)).collect()
         }
     };
@@ -113,6 +117,23 @@ fn none_held_out() -> Error {
     Error::config(SEVERAL, message)
 }
 
+/// Errors for sets of which `--split` holds nothing out for validation, as `blend` has none of them.
+fn check_all_held_out(config: &BlendConfig, blend: &Blend) -> Result<()> {
+    let BlendConfig::Shared(paths, _) = config else { return Ok(()) };
+    let names: Vec<String> = paths.prefixes.iter().map(|path| path.display().to_string()).collect();
+    let held_out: Vec<&str> = blend.set_names().collect();
+    let missing = names.iter().filter(|name| !held_out.contains(&name.as_str()));
+    let missing: Vec<String> = missing.map(|name| format!("'{name}'")).collect();
+    if missing.is_empty() {
+        return Ok(());
+    }
+    let message = format!(
+        "--split holds nothing of {} out for validation: give a larger share, or join it with another set",
+        missing.join(", ")
+    );
+    Err(Error::config(SEVERAL, message))
+}
+
 /// Errors for sets for validation alone that have weights, with which they are one blend.
 fn check_without_weights(config: &BlendConfig) -> Result<()> {
     match config {
@@ -135,21 +156,20 @@ fn streams(config: &DataConfig, tokenizer: &Tokenizer) -> Result<Vec<(String, To
     Ok(names.into_iter().zip(Dataset::validation_sets(config, tokenizer)?).collect())
 }
 
-/// The samples of a run: training in the order of `seed`, evaluations over batches of `eval_batch` samples.
-pub fn samples(
-    input: &RunInput,
-    run: &RunConfig,
-    seed: u64,
-    eval_batch: usize,
-) -> Result<RunSamples> {
-    let samples = run.eval_iters.map_or(u64::MAX, |all| all.saturating_mul(eval_batch as u64));
+/// The samples of a run: training in the order of a seed, and those of evaluations.
+pub fn samples(input: &RunInput, run: &RunConfig, scope: &SampleScope) -> Result<RunSamples> {
+    let &SampleScope { seed, eval_batch, test_iters } = scope;
+    let limit = |iters: Option<u64>| iters.map(|all| all.saturating_mul(eval_batch as u64));
+    let (validation_limit, test_limit) = (limit(run.eval_iters), limit(test_iters));
+    let samples = validation_limit.unwrap_or(u64::MAX);
     let wanted = run.intervals.eval_interval > 0 && samples > 0;
     let Some(BlendedInput { train, validation, test, packing, megatron_seed, .. }) = &input.blended
     else {
         let own = run.samples(&input.dataset, seed, eval_batch)?;
         let boxed = |samples: Validation| -> Box<dyn FiniteSamples> { Box::new(samples) };
         let stream = |(name, source): &(String, TokenSource)| -> Result<NamedSamples> {
-            let windows = Validation::new(source.clone(), run.seq_length)?.first(samples)?;
+            let windows = Validation::new(source.clone(), run.seq_length);
+            let windows = windows.and_then(|windows| windows.first(samples)).at(name)?;
             Ok((Some(name.clone()), boxed(windows)))
         };
         let validation = match &input.validation_streams[..] {
@@ -161,17 +181,23 @@ pub fn samples(
     };
     let packing = packing.map(|(config, _)| config);
     let evaluations = run.intervals.train_iters / run.intervals.eval_interval.max(1) + 1;
-    let set = |blend: &Blend, evaluations| {
-        let limit = run.eval_iters.map(|_| samples);
+    let set = |blend: &Blend, limit, evaluations| {
         let order = megatron_seed.map(|seed| (seed, evaluations));
         windows(blend, run.seq_length, limit, packing, order)
     };
     let validation = validation.iter().filter(|_| wanted);
     let named = |(name, blend): &(Option<String>, Blend)| -> Result<NamedSamples> {
-        Ok((name.clone(), set(blend, evaluations)?))
+        let samples = set(blend, validation_limit, evaluations);
+        let samples = match name {
+            Some(name) => samples.at(name)?,
+            None => samples?,
+        };
+        Ok((name.clone(), samples))
     };
     let validation = validation.map(named).collect::<Result<Vec<_>>>()?;
-    let test = test.as_ref().filter(|_| wanted).map(|blend| set(blend, 1)).transpose()?;
+    let tested = run.intervals.eval_interval > 0 && test_limit != Some(0);
+    let test = test.as_ref().filter(|_| tested);
+    let test = test.map(|blend| set(blend, test_limit, 1)).transpose()?;
     RunSamples::new(train.clone(), validation, test, input.documents)
 }
 

@@ -202,8 +202,17 @@ pub fn run_on_ranks(
 
 /// Ends all ranks with the first error of one that is not ready.
 pub fn all_ready<T>(place: &ModelRank, ready: Result<T>) -> Result<T> {
-    let facts = Facts::new();
-    let agreed = agree(place.mesh.world(), ready.as_ref().map(|_| &facts));
+    all_ready_with(place, ready, |_| Facts::new())
+}
+
+/// Ends all ranks with the first error of one that is not ready, or with those `facts` that are not the same on all.
+pub fn all_ready_with<T>(
+    place: &ModelRank,
+    ready: Result<T>,
+    facts: impl FnOnce(&T) -> Facts,
+) -> Result<T> {
+    let facts = ready.as_ref().map(facts);
+    let agreed = agree(place.mesh.world(), facts.as_ref().map_err(|error| *error));
     let ready = ready?;
     agreed?;
     Ok(ready)

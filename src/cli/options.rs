@@ -123,6 +123,15 @@ impl Options {
         names.iter().any(|name| self.get(name).is_some_and(|value| *value != Value::Bool(false)))
     }
 
+    /// Whether someone has given this option for the run, other than a flag that is switched off: a checkpoint that remembers
+    /// it does not count.
+    pub fn is_given(&self, name: &str) -> bool {
+        let is_given = |(value, source): &(Value, Source)| {
+            *value != Value::Bool(false) && matches!(source, Source::Typed | Source::File(_))
+        };
+        self.0.get(name).is_some_and(is_given)
+    }
+
     /// Forgets options; returns the names of those that there were.
     pub fn remove(&mut self, names: &[&str]) -> Vec<String> {
         let removed = names.iter().filter_map(|name| self.0.remove_entry(*name));

@@ -45,8 +45,18 @@ pub struct OrderLength {
     /// The number of samples of the whole run, if the order depends on it.
     pub samples: Option<u64>,
     pub seed: u64,
-    /// What the checkpoint of a resumed run knows of its place in the order.
+    /// The place in the order, from the checkpoint of a resumed run.
     pub state: Option<Vec<u64>>,
+}
+
+/// The samples that a run takes of its data, beside the validation of its configuration.
+pub struct SampleScope {
+    /// The seed of the order of training.
+    pub seed: u64,
+    /// The samples of a batch of evaluations.
+    pub eval_batch: usize,
+    /// Batches of the test part; `None` for all of it.
+    pub test_iters: Option<u64>,
 }
 
 impl RunInput {

@@ -3,7 +3,7 @@
 use clap::ValueEnum;
 use ferrotron::models::data::preprocess::read_documents;
 use ferrotron::models::data::tasks::{
-    Lambada, LambadaForm, ScoreRequest, TokenScore, WikiText, WikiTextConfig,
+    Lambada, LambadaForm, ScoreRequest, TokenScore, WikiText, WikiTextConfig, requests_crc32,
 };
 use ferrotron::models::evaluate::LocalModel;
 use ferrotron::models::gpt::{Gpt, GptConfig};
@@ -11,8 +11,11 @@ use ferrotron::models::run::{EvaluationTask, TaskResult};
 use ferrotron::models::score::{ScoreConfig, check_requests, score};
 use ferrotron::models::stop::StopFlag;
 use ferrotron::models::tokenizer::Tokenizer;
+use ferrotron::models::trainer::Model;
+use ferrotron::parallel::agreement::Facts;
 use ferrotron::tensor::At;
 use ferrotron::{Error, Result};
+use std::borrow::Cow;
 use std::path::{Path, PathBuf};
 
 /// The key of texts in JSON lines and Parquet.
@@ -82,11 +85,22 @@ enum Texts {
     Lambada(Lambada),
 }
 
-/// A task of a GPT with its requests, made of its data.
+impl Texts {
+    /// The requests for scores; those of overlapping windows take several times the memory of their text.
+    fn requests(&self) -> Cow<'_, [ScoreRequest]> {
+        match self {
+            Texts::WikiText(texts) => Cow::Owned(texts.requests()),
+            Texts::Lambada(texts) => Cow::Borrowed(texts.requests()),
+        }
+    }
+}
+
+/// A task of a GPT with its texts, from which the requests are made whenever they are scored.
 pub struct GptTask {
     task: Task,
     texts: Texts,
-    pub requests: Vec<ScoreRequest>,
+    pub num_requests: usize,
+    crc32: u32,
     micro_batch_size: usize,
 }
 
@@ -105,12 +119,11 @@ impl GptTask {
         let task = *task;
         let read = || {
             let texts = texts(task, path, tokenizer, windows)?;
-            let requests = match &texts {
-                Texts::WikiText(texts) => texts.requests(),
-                Texts::Lambada(texts) => texts.requests().to_vec(),
-            };
+            let requests = texts.requests();
             check_requests(config, &requests)?;
-            Ok(GptTask { task, texts, requests, micro_batch_size })
+            let (num_requests, crc32) = (requests.len(), requests_crc32(&requests));
+            drop(requests);
+            Ok(GptTask { task, texts, num_requests, crc32, micro_batch_size })
         };
         read().at(&format!("--task-data {}", task.name()))
     }
@@ -123,7 +136,8 @@ impl GptTask {
         done: impl FnMut(usize),
     ) -> Result<Option<TaskResult>> {
         let config = ScoreConfig { micro_batch_size: self.micro_batch_size, top: 1 };
-        let scores = score(model, &self.requests, config, stop, done).at(self.task.name())?;
+        let scores =
+            score(model, &self.texts.requests(), config, stop, done).at(self.task.name())?;
         Ok(scores.map(|scores| self.result(&scores)))
     }
 
@@ -169,9 +183,23 @@ impl EvaluationTask<Gpt> for GptTask {
         self.task.name()
     }
 
+    fn data_crc32(&self) -> u32 {
+        self.crc32
+    }
+
     fn evaluate(&self, model: &LocalModel<Gpt>, stop: &StopFlag) -> Result<Option<TaskResult>> {
         self.scores(model, stop, |_| ())
     }
+}
+
+/// A fact about the data of each task, to be compared among ranks.
+pub fn task_facts<'a, M: Model>(
+    tasks: impl IntoIterator<Item = &'a (dyn EvaluationTask<M> + 'a)>,
+) -> Facts {
+    let fact = |task: &dyn EvaluationTask<M>| {
+        (format!("the data of task {}", task.name()), format!("CRC-32 {:08x}", task.data_crc32()))
+    };
+    tasks.into_iter().map(fact).collect()
 }
 
 fn texts(task: Task, path: &Path, tokenizer: &Tokenizer, windows: WikiTextConfig) -> Result<Texts> {

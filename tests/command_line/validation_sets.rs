@@ -323,3 +323,59 @@ fn train_with_tasks_refused(folder: &Path, more: &str) -> String {
     assert!(!output.status.success());
     String::from_utf8_lossy(&output.stderr).lines().last().unwrap_or_default().to_string()
 }
+
+/// The words of a command that is refused: the last line of its standard error.
+fn refusal(folder: &Path, words: &str) -> String {
+    let start = ["train", "--vocab-size", "50", "--global-batch-size", "4", "--save", "refused"];
+    let words: Vec<&str> = words.split_whitespace().collect();
+    refused(ferrotron(folder, &[&start[..], TINY, &words].concat()), 2)
+}
+
+#[test]
+fn full_validation_stands_beside_the_batches_of_the_test_part() {
+    let folder = folder_with_sets();
+    let start = ["train", "--vocab-size", "50", "--global-batch-size", "4", "--save", "run"];
+    let data = "--train-data-path a --valid-data-path b --test-data-path c";
+    let words = format!("{data} --eval-iters 2 --full-validation");
+    let words: Vec<&str> = words.split(' ').collect();
+    let out = succeeded(ferrotron(folder.path(), &[&start[..], TINY, &words].concat()));
+    let line = |start: &str| out.lines().find(|line| line.starts_with(start)).unwrap().to_string();
+    assert!(line("validation loss").contains("619 tokens"), "{out}");
+    assert!(line("test loss").contains("over 64 tokens"), "{out}");
+}
+
+#[test]
+fn options_of_evaluations_without_effect_are_refused_unless_they_are_remembered() {
+    let folder = folder_with_sets();
+    let path = folder.path();
+    let tasks = "--train-data-path a --eval-tasks wikitext --task-data wikitext=x";
+    for (words, part) in [
+        (format!("{tasks} --eval-tasks-interval 0"), "--eval-tasks: has no effect with --eval-tasks-interval 0"),
+        (format!("{tasks} --eval-interval 0"), "--eval-tasks: has no effect with --eval-interval 0"),
+        (
+            "--train-data-path a --log-samples-to-tensorboard --tensorboard-dir tb --eval-interval 0".into(),
+            "--log-samples-to-tensorboard: has no effect with --eval-interval 0",
+        ),
+        (
+            "--train-data-path a --eval-tasks-interval 5".into(),
+            "--eval-tasks-interval: has no effect without --eval-tasks",
+        ),
+        (format!("{SETS} --eval-iters 0"), "--multiple-validation-sets: has no effect with"),
+        (format!("{SETS} --eval-interval 0"), "--multiple-validation-sets: has no effect with"),
+    ] {
+        let line = refusal(path, &words);
+        assert!(line.contains(part), "{words}: {line}");
+    }
+    // Nobody typed the sets that this checkpoint remembers.
+    run(path, "cut", &format!("{SETS} --exit-interval 10"));
+    succeeded(ferrotron(path, &["train", "--load", "cut", "--eval-interval", "0"]));
+}
+
+#[test]
+fn a_set_of_which_nothing_is_held_out_is_refused_by_name() {
+    let folder = folder_with_sets();
+    write(folder.path(), "small", 2, 3);
+    let line =
+        refusal(folder.path(), "--data-path a small --split 98,1,1 --multiple-validation-sets");
+    assert!(line.contains("holds nothing of 'small' out for validation"), "{line}");
+}

@@ -121,12 +121,37 @@ fn ranks_with_other_data_of_equal_length_end_with_the_same_line() {
     }
 }
 
-/// The lines of two ranks whose working folders are their machines: files are read by a name that is the same for both.
+/// Texts of tasks with other contents would give each rank other requests.
+#[test]
+fn ranks_with_other_data_of_a_task_end_with_a_line_that_names_the_task() {
+    let machines = [folder_with_text(), folder_with_text()];
+    for (machine, number) in machines.iter().zip([1, 2]) {
+        let text = format!("line {number} of line 3\n").repeat(4);
+        std::fs::write(machine.path().join("task.txt"), text).unwrap();
+    }
+    let machines = machines.each_ref().map(TempDir::path);
+    let task = "--task-data wikitext=/proc/self/cwd/task.txt";
+    let train = MODEL.replace("--data text.txt", "--data /proc/self/cwd/text.txt");
+    let train = refused_machines(&format!("{train} --eval-tasks wikitext {task}"), machines);
+    let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/hf/tasks");
+    let eval = format!("eval --load {} --tasks wikitext {task}", model.display());
+    for message in [train, refused_words(&eval, machines)].concat() {
+        assert!(message.contains("the data of task wikitext is CRC-32 "), "{message}");
+        assert!(message.contains(" on rank 0 and CRC-32 "), "{message}");
+    }
+}
+
+/// The lines of two ranks that train.
 fn refused_machines(start: &str, machines: [&Path; 2]) -> Vec<String> {
+    let words = format!("{start} --save /proc/self/cwd/run --train-iters 4");
+    refused_words(&words, machines)
+}
+
+/// The lines of two ranks whose working folders are their machines: files are read by a name that is the same for both.
+fn refused_words(words: &str, machines: [&Path; 2]) -> Vec<String> {
     let port = port();
     let rank = |(rank, folder): (usize, &&Path)| {
-        let words =
-            format!("{start} --save /proc/self/cwd/run --train-iters 4 --rendezvous-port {port}");
+        let words = format!("{words} --rendezvous-port {port}");
         let mut command = command(folder, &words);
         let rank = rank.to_string();
         command.envs([("RANK", &*rank), ("LOCAL_RANK", &*rank)]);

@@ -237,6 +237,11 @@ impl Blend {
         self.parts.len()
     }
 
+    /// The paths of the sets, in the order of the command line.
+    pub fn set_names(&self) -> impl Iterator<Item = &str> {
+        self.parts.iter().map(|part| part.name.as_str())
+    }
+
     /// The parts, in the order of the command line.
     pub(crate) fn parts(&self) -> &[BlendPart] {
         &self.parts

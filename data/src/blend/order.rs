@@ -4,9 +4,10 @@
 //! `s` takes the first with the largest `w * max(s, 1) - c`, in f64. A step depends on those before it alone, so the order
 //! is computed as far as it is asked for and does not depend on the length of the run.
 //!
-//! No formula gives `c`, of which rounding is a part. So a checkpoint keeps `c` as it is at the beginning of the block of
+//! No formula gives `c`, since it depends on rounding. So a checkpoint keeps `c` as it is at the beginning of the block of
 //! steps that its run is in, and a run that resumes takes the steps of that block once more. Without it, the run takes all
-//! steps before. Memory holds the steps of one block, and `c` at the beginning of those that were reached.
+//! steps before. Steps are taken as samples are asked for. Memory holds those of one block so far, and `c` at the beginning of
+//! each block that was reached: 8 bytes for each set and block, which is at most 1/16 byte for each sample of the run.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
@@ -49,10 +50,12 @@ struct Taken {
 struct Steps {
     /// What is taken before the first block, and before others that were reached.
     before_blocks: BTreeMap<u64, Taken>,
-    /// The number of the block whose steps are `rows`.
+    /// The number of the block whose first steps are `rows`.
     current: u64,
-    /// The set of each step, and the number of its sample.
+    /// The set of each step so far, and the number of its sample.
     rows: Vec<(u16, u64)>,
+    /// The samples that are taken before the step behind `rows`.
+    behind_rows: Taken,
 }
 
 impl BlendOrder {
@@ -73,8 +76,8 @@ impl BlendOrder {
     fn from(weights: Vec<f64>, sizes: Option<Vec<u64>>, first: Taken) -> BlendOrder {
         // What is taken before blocks then needs little more memory than the steps of one.
         let block = (1 << 16).max(128 * weights.len() as u64);
-        let before_blocks = BTreeMap::from([(0, first)]);
-        let steps = Steps { before_blocks, current: u64::MAX, rows: Vec::new() };
+        let before_blocks = BTreeMap::from([(0, first.clone())]);
+        let steps = Steps { before_blocks, current: 0, rows: Vec::new(), behind_rows: first };
         BlendOrder { weights, sizes, block, steps: Mutex::new(steps) }
     }
 
@@ -86,8 +89,21 @@ impl BlendOrder {
     /// The set of sample `sample` and the number of the sample within it; `None` if all sets are spent before.
     pub fn at(&self, sample: u64) -> Option<(usize, u64)> {
         let mut steps = self.steps.lock().unwrap_or_else(PoisonError::into_inner);
-        self.reach(&mut steps, sample / self.block);
-        let (set, number) = *steps.rows.get((sample % self.block) as usize)?;
+        let steps = &mut *steps;
+        let (block, place) = (sample / self.block, (sample % self.block) as usize);
+        if steps.current != block {
+            steps.behind_rows = self.before(steps, block);
+            steps.current = block;
+            steps.rows.clear();
+        }
+        while steps.rows.len() <= place {
+            let step = block * self.block + steps.rows.len() as u64;
+            steps.rows.push(self.step(&mut steps.behind_rows, step)?);
+            if steps.rows.len() as u64 == self.block {
+                steps.before_blocks.insert(block + 1, steps.behind_rows.clone());
+            }
+        }
+        let (set, number) = steps.rows[place];
         Some((usize::from(set), number))
     }
 
@@ -95,12 +111,15 @@ impl BlendOrder {
     pub fn taken(&self, samples: u64) -> Vec<u64> {
         let mut steps = self.steps.lock().unwrap_or_else(PoisonError::into_inner);
         let block = samples / self.block;
-        self.reach(&mut steps, block);
-        let before = &steps.before_blocks[&block].of_set;
-        let mut taken: Vec<u64> = before.iter().map(|&taken| taken as u64).collect();
-        let rest = steps.rows.iter().take((samples % self.block) as usize);
-        rest.for_each(|(set, _)| taken[usize::from(*set)] += 1);
-        taken
+        let mut taken = self.before(&mut steps, block);
+        let known = if steps.current == block { &steps.rows[..] } else { &[] };
+        let rest = (samples % self.block) as usize;
+        let known = &known[..known.len().min(rest)];
+        known.iter().for_each(|(set, _)| taken.of_set[usize::from(*set)] += 1.0);
+        for step in block * self.block + known.len() as u64..samples {
+            self.step(&mut taken, step);
+        }
+        taken.of_set.iter().map(|&taken| taken as u64).collect()
     }
 
     /// The first set of which more than its size are among the first `samples`, and how many are, in an order without sizes.
@@ -116,7 +135,7 @@ impl BlendOrder {
         Some((short, taken[short]))
     }
 
-    /// What is known of the order before `sample`, for [`BlendOrder::resume`]: a checksum of the weights, the number of the
+    /// The state of the order before `sample`, for [`BlendOrder::resume`]: a checksum of the weights, the number of the
     /// block, and what is taken of each set before it. Of an order without sizes.
     pub fn state(&self, sample: u64) -> Vec<u64> {
         let block = sample / self.block;
@@ -142,25 +161,21 @@ impl BlendOrder {
         crc32fast::hash(&bytes).into()
     }
 
-    /// Computes the steps of a block, and what is taken before all blocks up to it.
-    fn reach(&self, steps: &mut Steps, block: u64) {
-        if steps.current == block {
-            return;
-        }
+    /// The samples that are taken before a block. The steps between the last block that was reached and this one are taken,
+    /// and no rows change.
+    fn before(&self, steps: &mut Steps, block: u64) -> Taken {
         let (&known, taken) = steps.before_blocks.range(..=block).next_back().expect("0 is there");
-        let mut taken = taken.clone();
-        for passed in known..block {
-            let first = passed * self.block;
-            for step in first..first + self.block {
-                self.step(&mut taken, step);
-            }
-            steps.before_blocks.insert(passed + 1, taken.clone());
+        let (mut first, mut taken) = (known * self.block, taken.clone());
+        if known == steps.current && known < block {
+            (first, taken) = (first + steps.rows.len() as u64, steps.behind_rows.clone());
         }
-        let first = block * self.block;
-        steps.rows.clear();
-        let rows = (first..first + self.block).map_while(|step| self.step(&mut taken, step));
-        steps.rows.extend(rows);
-        steps.current = block;
+        for step in first..block * self.block {
+            self.step(&mut taken, step);
+            if (step + 1).is_multiple_of(self.block) {
+                steps.before_blocks.insert((step + 1) / self.block, taken.clone());
+            }
+        }
+        taken
     }
 
     /// The set of a step and the number of its sample, which is taken; `None` if all sets are spent.
@@ -307,7 +322,7 @@ mod tests {
                 assert_eq!(resumed.at(step), unbroken.at(step), "{step}");
             }
         }
-        // What is known of a sample far behind, without any step before it.
+        // The state at a sample far behind, without any step before it.
         let blocks = 1_000_000_000_000 / 65_536;
         let total = blocks * 65_536;
         let even = order(&[1.0, 1.0]);
@@ -323,6 +338,28 @@ mod tests {
             fresh.resume(&state);
             assert_eq!(fresh.at(700_000), unbroken.at(700_000));
         }
+    }
+
+    /// Many sets would hold a run up for seconds if a block were computed at once, or for each state.
+    #[test]
+    fn a_sample_takes_the_steps_up_to_it_and_a_state_takes_none() {
+        let order = order(&[0.1, 0.2, 0.4, 0.03]);
+        let rows = |order: &BlendOrder| {
+            let steps = order.steps.lock().unwrap();
+            (steps.current, steps.rows.len())
+        };
+        order.at(65_536 + 99);
+        assert_eq!(rows(&order), (1, 100));
+        order.state(65_536 + 50);
+        order.taken(30);
+        order.taken(65_536 + 120);
+        order.state(400_000);
+        assert_eq!(rows(&order), (1, 100));
+        order.at(65_536 + 100);
+        assert_eq!(rows(&order), (1, 101));
+        // Steps behind those rows are not taken again.
+        order.at(2 * 65_536 - 1);
+        assert!(order.steps.lock().unwrap().before_blocks.contains_key(&2));
     }
 
     #[test]

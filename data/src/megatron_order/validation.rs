@@ -11,7 +11,7 @@ use crate::blend::Blend;
 use crate::{Batch, FiniteSamples, Samples, TokenBatch};
 use ferrotron_tensor::{Error, Result};
 
-/// The evaluations of a run, of which Megatron's order is a function.
+/// The evaluations of a run, which decide Megatron's order.
 #[derive(Debug, Clone, PartialEq)]
 pub struct MegatronValidationConfig {
     /// Tokens of a sample.

@@ -16,7 +16,7 @@ mod wikitext;
 pub use detokenize::detokenize_wikitext;
 pub use lambada::{Lambada, LambadaForm, LambadaResult};
 pub use race::{NUM_CHOICES, Race, RaceArticle, RaceQuestion, ShuffledRace};
-pub use request::{ScoreRequest, TokenScore};
+pub use request::{ScoreRequest, TokenScore, requests_crc32};
 pub use wikitext::{WikiText, WikiTextConfig, WikiTextResult};
 
 #[cfg(test)]

@@ -40,6 +40,18 @@ impl ScoreRequest {
     }
 }
 
+/// A CRC-32 of everything that requests ask for: equal requests have equal ones.
+pub fn requests_crc32(requests: &[ScoreRequest]) -> u32 {
+    let mut hasher = crc32fast::Hasher::new();
+    for ScoreRequest { tokens, first_target, wants_next } in requests {
+        hasher.update(&(tokens.len() as u64).to_le_bytes());
+        hasher.update(&(*first_target as u64).to_le_bytes());
+        hasher.update(&[u8::from(*wants_next)]);
+        tokens.iter().for_each(|token| hasher.update(&token.to_le_bytes()));
+    }
+    hasher.finalize()
+}
+
 /// The score of a token.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TokenScore {

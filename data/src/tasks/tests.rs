@@ -113,3 +113,28 @@ fn a_word_is_right_if_each_token_is_the_likeliest() {
     let result = Lambada::result(&scores);
     assert_eq!((result.accuracy, result.perplexity, result.examples), (0.5, 2.0_f64.exp(), 2));
 }
+
+/// Each part of a request counts, and so does the border between two.
+#[test]
+fn other_requests_have_other_checksums() {
+    let request = |tokens: &[u32], first_target, wants_next| ScoreRequest {
+        tokens: tokens.to_vec(),
+        first_target,
+        wants_next,
+    };
+    let all = [
+        vec![],
+        vec![request(&[1, 2, 3], 1, false)],
+        vec![request(&[1, 2, 4], 1, false)],
+        vec![request(&[1, 2, 3], 2, false)],
+        vec![request(&[1, 2, 3], 1, true)],
+        vec![request(&[1, 2], 1, false), request(&[3], 1, false)],
+        vec![request(&[1], 1, false), request(&[2, 3], 1, false)],
+    ];
+    for (index, requests) in all.iter().enumerate() {
+        assert_eq!(requests_crc32(requests), requests_crc32(&requests.clone()));
+        for other in &all[..index] {
+            assert_ne!(requests_crc32(requests), requests_crc32(other), "{requests:?}");
+        }
+    }
+}

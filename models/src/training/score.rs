@@ -107,7 +107,11 @@ pub fn score(
                 TokenScore { token, log_prob: numbers[0], top }
             });
             results[index] = scores.collect();
-            check_finite(parts, mesh.world().size(), &results[index], request)?;
+            if let Err(error) = check_finite(parts, mesh.world().size(), &results[index], request) {
+                // All ranks have this error and may go on.
+                stops.wait()?;
+                return Err(error);
+            }
         }
         scored += round.len();
         done(scored);

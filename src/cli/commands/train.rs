@@ -37,8 +37,9 @@ use crate::cli::output::failed;
 use crate::cli::plan::plan;
 use crate::cli::progress::{TrainProgress, code_block};
 use crate::cli::rank_environment::rank_environment;
-use crate::cli::run_samples::{OrderLength, RunInput};
+use crate::cli::run_samples::{OrderLength, RunInput, SampleScope};
 use crate::cli::run_tokenizer::{known_vocab_size, open_tokenizer};
+use crate::cli::tasks::task_facts;
 use crate::cli::{closing_report, corpus, memory_limits, output, report, resume, run_folder};
 
 /// Trains, reports and leaves a run folder behind; or starts processes that do. `given` holds the options that were
@@ -115,6 +116,7 @@ fn train_planned<M: TrainedModel>(
         let data = plan.data()?;
         let mut facts = data_facts(&data.fingerprint, &data.input.dataset, &plan.tokenizer)?;
         facts.extend(plan.configuration.facts.clone());
+        facts.extend(task_facts(data.tasks.iter().map(|task| &**task)));
         Ok((plan, data, facts))
     });
     let agreed = agree(&everyone, planned.as_ref().map(|(_, _, facts)| facts));
@@ -156,6 +158,8 @@ impl<M: TrainedModel> PreparedRun<M> {
             let job = ProcessRole::new(&args.parallel.ranks, rank.cloned())?;
             args.run.validate()?;
             args.evaluation.validate()?;
+            let samples = args.tensorboard.log_samples_to_tensorboard;
+            args.evaluation.check_used(options, &args.run, samples)?;
             args.tensorboard.validate()?;
             args.device.dtype()?;
             if let Some(checkpoint) = &resumed {
@@ -273,12 +277,16 @@ impl<M: TrainedModel> PreparedRun<M> {
         let first = mesh.rank() == 0;
         let full = trainer.config().batch_size.full_batch_size();
         let eval_batch = args.evaluation.eval_global_batch_size.unwrap_or(full);
-        let samples =
-            M::samples(input, &config, (trainer.config().seed, eval_batch)).inspect_err(|_| {
-                if first {
-                    run_folder::remove_if_empty(&config.folder);
-                }
-            })?;
+        let scope = SampleScope {
+            seed: trainer.config().seed,
+            eval_batch,
+            test_iters: args.run.eval_iters.0,
+        };
+        let samples = M::samples(input, &config, &scope).inspect_err(|_| {
+            if first {
+                run_folder::remove_if_empty(&config.folder);
+            }
+        })?;
         if first {
             report::before(&configuration, &trainer, &input.dataset, &tokenizer, &stages, &config)?;
             input.packing().iter().for_each(|packing| output::note(&packing.to_string()));
@@ -351,7 +359,7 @@ fn run_config(
         seq_length: args.model.seq_length()?,
         retention: args.run.retention(),
         deadline: args.run.deadline(),
-        eval_iters: args.run.eval_iters.0,
+        eval_iters: args.evaluation.validation_iters(&args.run),
         trace: args.run.trace(trainer.progress().step),
         options: configuration.remembered(trainer.config().batch_size.full_batch_size()),
     })

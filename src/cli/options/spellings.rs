@@ -35,9 +35,6 @@ pub struct SpellingArgs {
     /// Megatron-LM: --zero-stage
     #[arg(long, hide = true, value_name = "STRATEGY")]
     data_parallel_sharding_strategy: Option<String>,
-    /// Megatron-LM: --eval-iters all
-    #[arg(long, hide = true)]
-    full_validation: bool,
     /// Megatron-LM: what this program always does
     #[arg(long, hide = true)]
     exit_signal_handler: bool,
@@ -87,7 +84,6 @@ pub fn replace(options: &mut Options, definition: &Command, source: &Source) -> 
     let strategy = take("data-parallel-sharding-strategy");
     let grouped = is_on(take("group-query-attention"));
     let graph = take("cuda-graph-impl");
-    let full_validation = is_on(take("full-validation"));
     take("exit-signal-handler");
     let profile = is_on(take("profile"));
     let [start, end, _, endpoint] =
@@ -116,9 +112,6 @@ pub fn replace(options: &mut Options, definition: &Command, source: &Source) -> 
             );
             return Err(source.refuse(why));
         }
-    }
-    if full_validation {
-        set(options, source, "--full-validation", "eval-iters", "all")?;
     }
     if profile {
         // There a step has the number of those before it, and the last one is left out.
@@ -245,7 +238,6 @@ mod tests {
                         "profile-ranks": [0, 1], "trace": "t" }),
                 "--trace=t --trace-steps=3-5",
             ),
-            (json!({ "full-validation": true }), "--eval-iters=all"),
             (json!({ "profile-step-start": 2 }), ""),
             (json!({ "rdzv-endpoint": "localhost:29400" }), "--rendezvous-port=29400"),
             (json!({ "task": "RACE", "train-data": ["a"] }), "--data a --task=race"),
@@ -273,10 +265,6 @@ mod tests {
             (
                 json!({ "use-distributed-optimizer": true, "zero-stage": 0 }),
                 "--use-distributed-optimizer asks for --zero-stage 1, but --zero-stage 0 is given",
-            ),
-            (
-                json!({ "full-validation": true, "eval-iters": "5" }),
-                "--full-validation asks for --eval-iters all, but --eval-iters 5 is given",
             ),
             (json!({ "data-parallel-sharding-strategy": "all" }), "all is none of no_shard, optim"),
             (json!({ "group-query-attention": true }), "needs --num-query-groups"),

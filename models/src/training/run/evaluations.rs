@@ -19,7 +19,7 @@ pub struct SetEvaluation {
     pub evaluation: Evaluation,
 }
 
-/// What is evaluated behind a step.
+/// The evaluations that are due behind a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Due {
     pub sets: bool,
@@ -27,7 +27,7 @@ pub(super) struct Due {
 }
 
 impl Due {
-    /// What is evaluated behind `step` of a run on `data`.
+    /// The evaluations that are due behind `step` of a run on `data`.
     pub fn after<M: Model>(step: u64, intervals: &Intervals, data: &RunData<M>) -> Due {
         let due =
             |every: u64| every > 0 && (step == intervals.train_iters || step.is_multiple_of(every));
@@ -114,7 +114,7 @@ pub(super) fn evaluate<M: Model>(
             // All ranks have the same numbers, and later ones may be good.
             Err(error) if error.kind() == ErrorKind::Value => {
                 if let Some(observer) = &mut observer {
-                    observer.warning(&format!("step {step}: {}: {error}", task.name()));
+                    observer.warning(&format!("step {step}: {error}"));
                 }
             }
             Err(error) => return Err(error),

@@ -11,11 +11,14 @@ pub trait EvaluationTask<M: Model> {
     /// The name of the task.
     fn name(&self) -> &str;
 
+    /// A CRC-32 of the data that is evaluated, which all ranks must have alike; 0 for a task without data.
+    fn data_crc32(&self) -> u32;
+
     /// Evaluates the model; `None` if a rank was asked to stop. All ranks call this, and get the same numbers.
     ///
     /// # Errors
-    /// Numbers that are not finite, as errors of kind [`Value`](ferrotron_tensor::ErrorKind::Value) that are the same on
-    /// all ranks: the run warns and goes on. As the model and the communication do, which ends the run.
+    /// Numbers that are not finite, as errors of kind [`Value`](ferrotron_tensor::ErrorKind::Value) that name the task and
+    /// are the same on all ranks: the run warns and goes on. As the model and the communication do, which ends the run.
     fn evaluate(&self, model: &LocalModel<M>, stop: &StopFlag) -> Result<Option<TaskResult>>;
 }
 

@@ -122,5 +122,32 @@ fn shares(mesh: &Mesh) -> usize {
 /// The number of which the positions of a batch must be a multiple.
 fn unit(mesh: &Mesh) -> usize {
     let context = mesh.axis(Axis::Context).size();
-    shares(mesh) * if context == 1 { 1 } else { 2 * context }
+    least_unit(context, shares(mesh))
+}
+
+/// The number for so many ranks along the context axis, whose parts of a sequence have two pieces each, and so many that
+/// share the positions of a part.
+fn least_unit(context: usize, shares: usize) -> usize {
+    context * shares * if context == 1 || shares.is_multiple_of(2) { 1 } else { 2 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A length that training takes is one that scoring takes.
+    #[test]
+    fn lengths_are_those_of_training() {
+        for context in 1..=6 {
+            for shares in 1..=6 {
+                let trains = |length: &usize| {
+                    (context == 1 || length.is_multiple_of(2 * context))
+                        && length.is_multiple_of(context)
+                        && (length / context).is_multiple_of(shares)
+                };
+                let least = (1..).find(trains).unwrap();
+                assert_eq!(least_unit(context, shares), least, "{context} x {shares}");
+            }
+        }
+    }
 }

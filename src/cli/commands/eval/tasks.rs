@@ -10,11 +10,11 @@ use serde_json::{Map, Value, json};
 use std::path::{Path, PathBuf};
 
 use super::args::EvalArgs;
-use crate::cli::job::{ModelRank, all_ready};
+use crate::cli::job::{ModelRank, all_ready_with};
 use crate::cli::loaded::{Loaded, check_vocab_size};
 use crate::cli::output;
 use crate::cli::progress::CountProgress;
-use crate::cli::tasks::{GptTask, Task};
+use crate::cli::tasks::{GptTask, Task, task_facts};
 
 /// Evaluates the tasks.
 pub fn eval(
@@ -23,14 +23,17 @@ pub fn eval(
     tasks: &[(Task, PathBuf)],
     place: &ModelRank,
 ) -> Result<()> {
-    let (loaded, tasks) = all_ready(place, prepare(args, path, tasks, place))?;
+    let (loaded, tasks) =
+        all_ready_with(place, prepare(args, path, tasks, place), |(_, tasks)| {
+            task_facts(tasks.iter().map(|task| task as &dyn EvaluationTask<Gpt>))
+        })?;
     let Loaded { model, config, scope, .. } = &loaded;
     let (parts, mesh) = (std::slice::from_ref(model), &place.mesh);
     let model = LocalModel { parts, config, scope, mesh };
     let first = mesh.rank() == 0;
     let mut results = Map::new();
     for task in tasks {
-        let mut progress = CountProgress::new(task.name(), task.requests.len() as u64);
+        let mut progress = CountProgress::new(task.name(), task.num_requests as u64);
         // A signal ends the process: there is nothing to save.
         let found = task.scores(&model, &StopFlag::default(), |done| {
             if first {
