@@ -288,6 +288,33 @@ fn ranks_with_other_seeds_or_configurations_are_refused() -> Result<()> {
     Ok(())
 }
 
+/// The other ranks would wait for it forever.
+#[test]
+fn a_rank_that_refuses_its_parameters_or_configuration_tells_the_others() -> Result<()> {
+    let device = Device::cpu(1)?;
+    let refusals = [
+        "buckets need at least 1 element, got 0",
+        "all 1 parameters are frozen: nothing is left to train",
+        "rank 1 has no parameters: use fewer stages",
+    ];
+    for (case, want) in refusals.iter().enumerate() {
+        let results = on_ranks(2, (1, 1), |mesh| {
+            let one = vector(&mesh.scope(&device, DType::F64, 1));
+            let is_odd = |odd: usize| mesh.rank() == 1 && case == odd;
+            one.0.set_trainable(!is_odd(1))?;
+            let bucket_numel = is_odd(0).then_some(0);
+            let config = DataParallelConfig { bucket_numel, ..DataParallelConfig::default() };
+            let modules: &[&dyn Module] = if is_odd(2) { &[] } else { &[&one] };
+            let refused = DataParallel::new(modules, mesh, &config).err();
+            Ok(refused.expect("a refusal").to_string())
+        });
+        let errors = results.into_iter().collect::<Result<Vec<String>>>()?;
+        let own = format!("data_parallel: {want}");
+        assert_eq!(errors, [format!("rank 1: {own}"), own]);
+    }
+    Ok(())
+}
+
 #[test]
 fn ranks_with_other_parameters_are_refused() -> Result<()> {
     let device = Device::cpu(1)?;
