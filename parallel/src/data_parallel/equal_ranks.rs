@@ -1,7 +1,7 @@
 //! Refuses ranks that would train different models: with other seeds or configurations, which are compared once, or with
 //! other learning rates, which travel with the number by which ranks refuse a step together.
 
-use ferrotron_nn::{Axis, Optimizer, Param, StepConfig};
+use ferrotron_nn::{Axis, Optimizer, Param, ParamOptions, StepConfig};
 use ferrotron_tensor::{Error, Result};
 use std::collections::BTreeSet;
 
@@ -63,12 +63,11 @@ fn check_params(params: &[Param], mesh: &Mesh) -> Result<()> {
     let describe = |param: &Param| {
         let trained = if param.is_trainable() { "trained" } else { "frozen" };
         let (dims, dtype) = (param.shard_spec().global_dims(), param.leaf().dtype());
-        let options = param.options();
-        let factor = match options.lr_multiplier {
-            1.0 => String::new(),
-            factor => format!(", learning rate times {factor}"),
+        let options = match param.options() {
+            options if *options == ParamOptions::default() => String::new(),
+            options => format!(", {options:?}"),
         };
-        format!("'{}' {dims:?} {dtype}, {trained}{factor}", param.name())
+        format!("'{}' {dims:?} {dtype}, seed {}, {trained}{options}", param.name(), param.seed())
     };
     let own: Vec<String> = params.iter().map(describe).collect();
     // Ranks of a stage differ from its first one along the other axes only.
