@@ -13,6 +13,10 @@ use crate::mesh::Mesh;
 /// other orders.
 const ROUNDING: f64 = 1e-6;
 
+/// The name of the seeds in a refusal, with the remedy.
+const SEED: &str =
+    "the seed of the model's scope (use one seed and `Scope::child` on all pipeline stages)";
+
 /// Errors, on all ranks of the mesh, if their parameters have other seeds, their gradients other reductions, or ranks of a
 /// stage other parameters. A rank that cannot continue gives its error instead. Sends two digests to each rank, and nothing
 /// on a fake device.
@@ -37,7 +41,7 @@ pub(super) fn check_setup(
         replica_check,
     } = config;
     let facts = [
-        ("the seed of the model's scope", seeds.join(" and ")),
+        (SEED, seeds.join(" and ")),
         ("sharding", format!("{sharding:?}")),
         ("optimizer", format!("{optimizer:?}")),
         ("bucket_numel", format!("{bucket_numel:?}")),

@@ -124,7 +124,8 @@ impl DataParallel {
     /// gradients along the tensor axis. Errors, without any change, if a parameter belongs to another `DataParallel`, and
     /// on all ranks along the pipeline, which exchange the names of their parameters, if two stages hold a parameter that
     /// is not of a [`Mesh::tied_scope`], or that others than the first and the last stage hold, or have random layers on
-    /// one path. Errors on all ranks if their scopes have other seeds, or if `config` is not the same.
+    /// one path. Errors on all ranks if their scopes have other seeds, those of other pipeline
+    /// stages included, or if `config` is not the same.
     pub fn new(
         modules: &[&dyn Module],
         mesh: &Mesh,

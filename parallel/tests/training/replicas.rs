@@ -271,7 +271,8 @@ fn ranks_with_other_seeds_or_configurations_are_refused() -> Result<()> {
         });
         for result in results {
             let error = result.unwrap_err().to_string();
-            let want = "the seed of the model's scope is 7 on rank 0 and 8 on rank 1: give all ranks the same";
+            let want = "the seed of the model's scope (use one seed and `Scope::child` on all pipeline stages) is 7 on rank 0 and 8 \
+                        on rank 1: give all ranks the same";
             assert_eq!(error, want, "{sizes:?}");
         }
     }
