@@ -104,6 +104,8 @@ pub(super) struct Equal {
     name: &'static str,
     /// This rank's, exact in f64.
     pub own: f64,
+    /// The value of which the number is a digest.
+    shown: Option<String>,
     /// Largest difference, relative to the number.
     rounding: f64,
     remedy: &'static str,
@@ -111,10 +113,11 @@ pub(super) struct Equal {
 
 /// The numbers of the next step that all ranks have alike.
 pub(super) fn equal_numbers(optimizer: &Optimizer, step: &StepConfig) -> [Equal; 4] {
-    let config = digest(format!("{:?}", optimizer.config()).as_bytes());
-    let config = u64::from_str_radix(&config[..12], 16).map_or(0.0, |number| number as f64);
+    let config = format!("{:?}", optimizer.config());
+    let number = u64::from_str_radix(&digest(config.as_bytes())[..12], 16);
+    let number = number.map_or(0.0, |number| number as f64);
     let same = "give all ranks the same";
-    let equal = |name, own, remedy| Equal { name, own, rounding: 0.0, remedy };
+    let equal = |name, own, remedy| Equal { name, own, shown: None, rounding: 0.0, remedy };
     let norm = "compute it from `DataParallel::grad_norm`, the norm over all ranks";
     [
         equal("the learning rate", step.lr, same),
@@ -124,17 +127,22 @@ pub(super) fn equal_numbers(optimizer: &Optimizer, step: &StepConfig) -> [Equal;
             optimizer.steps() as f64,
             "load the same checkpoint on all ranks",
         ),
-        equal("a digest of the optimizer's configuration", config, same),
+        Equal { shown: Some(config), ..equal("the optimizer's configuration", number, same) },
     ]
 }
 
 /// The first number that ranks do not have alike, from the largest of each and of its negative.
 pub(super) fn difference(equal: &[Equal], most: &[f64], rank: usize) -> Option<String> {
     equal.iter().zip(most.chunks_exact(2)).find_map(|(number, most)| {
-        let Equal { name, own, rounding, remedy } = number;
+        let Equal { name, own, shown, rounding, remedy } = number;
         let (low, high) = (-most[1], most[0]);
-        (high - low > rounding * high.abs().max(low.abs())).then(|| {
-            format!("{name} is {own} on rank {rank}, and from {low} to {high} on all: {remedy}")
+        (high - low > rounding * high.abs().max(low.abs())).then(|| match shown {
+            Some(own) => {
+                format!("{name} is {own} on rank {rank}, and another on other ranks: {remedy}")
+            }
+            None => {
+                format!("{name} is {own} on rank {rank}, and from {low} to {high} on all: {remedy}")
+            }
         })
     })
 }
