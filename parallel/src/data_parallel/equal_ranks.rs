@@ -1,7 +1,7 @@
 //! Refuses ranks that would train different models: with other seeds or configurations, which are compared once, or with
 //! other learning rates, which travel with the number by which ranks refuse a step together.
 
-use ferrotron_nn::{Axis, Optimizer, Param, StepConfig};
+use ferrotron_nn::{Axis, Optimizer, Param, ParamOptions, StepConfig};
 use ferrotron_tensor::{Error, Result};
 use std::collections::BTreeSet;
 
@@ -12,6 +12,10 @@ use crate::mesh::Mesh;
 /// Largest difference of the factor of gradients between ranks, relative to it: groups may add the parts of the norm in
 /// other orders.
 const ROUNDING: f64 = 1e-6;
+
+/// The name of the seeds in a refusal, with the remedy.
+const SEED: &str =
+    "the seed of the model's scope (use one seed and `Scope::child` on all pipeline stages)";
 
 /// Errors, on all ranks of the mesh, if their parameters have other seeds, their gradients other reductions, or ranks of a
 /// stage other parameters. A rank that cannot continue gives its error instead. Sends two digests to each rank, and nothing
@@ -37,7 +41,7 @@ pub(super) fn check_setup(
         replica_check,
     } = config;
     let facts = [
-        ("the seed of the model's scope", seeds.join(" and ")),
+        (SEED, seeds.join(" and ")),
         ("sharding", format!("{sharding:?}")),
         ("optimizer", format!("{optimizer:?}")),
         ("bucket_numel", format!("{bucket_numel:?}")),
@@ -63,12 +67,11 @@ fn check_params(params: &[Param], mesh: &Mesh) -> Result<()> {
     let describe = |param: &Param| {
         let trained = if param.is_trainable() { "trained" } else { "frozen" };
         let (dims, dtype) = (param.shard_spec().global_dims(), param.leaf().dtype());
-        let options = param.options();
-        let factor = match options.lr_multiplier {
-            1.0 => String::new(),
-            factor => format!(", learning rate times {factor}"),
+        let options = match param.options() {
+            options if *options == ParamOptions::default() => String::new(),
+            options => format!(", {options:?}"),
         };
-        format!("'{}' {dims:?} {dtype}, {trained}{factor}", param.name())
+        format!("'{}' {dims:?} {dtype}, seed {}, {trained}{options}", param.name(), param.seed())
     };
     let own: Vec<String> = params.iter().map(describe).collect();
     // Ranks of a stage differ from its first one along the other axes only.
@@ -101,6 +104,8 @@ pub(super) struct Equal {
     name: &'static str,
     /// This rank's, exact in f64.
     pub own: f64,
+    /// The value of which the number is a digest.
+    shown: Option<String>,
     /// Largest difference, relative to the number.
     rounding: f64,
     remedy: &'static str,
@@ -108,10 +113,11 @@ pub(super) struct Equal {
 
 /// The numbers of the next step that all ranks have alike.
 pub(super) fn equal_numbers(optimizer: &Optimizer, step: &StepConfig) -> [Equal; 4] {
-    let config = digest(format!("{:?}", optimizer.config()).as_bytes());
-    let config = u64::from_str_radix(&config[..12], 16).map_or(0.0, |number| number as f64);
+    let config = format!("{:?}", optimizer.config());
+    let number = u64::from_str_radix(&digest(config.as_bytes())[..12], 16);
+    let number = number.map_or(0.0, |number| number as f64);
     let same = "give all ranks the same";
-    let equal = |name, own, remedy| Equal { name, own, rounding: 0.0, remedy };
+    let equal = |name, own, remedy| Equal { name, own, shown: None, rounding: 0.0, remedy };
     let norm = "compute it from `DataParallel::grad_norm`, the norm over all ranks";
     [
         equal("the learning rate", step.lr, same),
@@ -121,17 +127,22 @@ pub(super) fn equal_numbers(optimizer: &Optimizer, step: &StepConfig) -> [Equal;
             optimizer.steps() as f64,
             "load the same checkpoint on all ranks",
         ),
-        equal("a digest of the optimizer's configuration", config, same),
+        Equal { shown: Some(config), ..equal("the optimizer's configuration", number, same) },
     ]
 }
 
 /// The first number that ranks do not have alike, from the largest of each and of its negative.
 pub(super) fn difference(equal: &[Equal], most: &[f64], rank: usize) -> Option<String> {
     equal.iter().zip(most.chunks_exact(2)).find_map(|(number, most)| {
-        let Equal { name, own, rounding, remedy } = number;
+        let Equal { name, own, shown, rounding, remedy } = number;
         let (low, high) = (-most[1], most[0]);
-        (high - low > rounding * high.abs().max(low.abs())).then(|| {
-            format!("{name} is {own} on rank {rank}, and from {low} to {high} on all: {remedy}")
+        (high - low > rounding * high.abs().max(low.abs())).then(|| match shown {
+            Some(own) => {
+                format!("{name} is {own} on rank {rank}, and another on other ranks: {remedy}")
+            }
+            None => {
+                format!("{name} is {own} on rank {rank}, and from {low} to {high} on all: {remedy}")
+            }
         })
     })
 }

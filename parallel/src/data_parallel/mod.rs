@@ -124,15 +124,13 @@ impl DataParallel {
     /// gradients along the tensor axis. Errors, without any change, if a parameter belongs to another `DataParallel`, and
     /// on all ranks along the pipeline, which exchange the names of their parameters, if two stages hold a parameter that
     /// is not of a [`Mesh::tied_scope`], or that others than the first and the last stage hold, or have random layers on
-    /// one path. Errors on all ranks if their scopes have other seeds, or if `config` is not the same.
+    /// one path. Errors on all ranks if their scopes have other seeds, those of other pipeline
+    /// stages included, or if `config` is not the same.
     pub fn new(
         modules: &[&dyn Module],
         mesh: &Mesh,
         config: &DataParallelConfig,
     ) -> Result<DataParallel> {
-        if let Some(why) = unsupported_reason(config, mesh.layout()) {
-            return Err(Error::config("data_parallel", why));
-        }
         let (mut params, mut uses): (Vec<Param>, Vec<usize>) = Default::default();
         let mut positions: HashMap<String, usize> = HashMap::new();
         let mut visited: Vec<usize> = Vec::new(); // positions in `params`
@@ -151,21 +149,28 @@ impl DataParallel {
                 visited.push(position);
             });
         }
-        if params.is_empty() {
-            let message = format!("rank {} has no parameters: use fewer stages", mesh.rank());
-            return Err(Error::config("data_parallel", message));
-        }
-        if mesh.layout().size(Axis::Pipeline) == 1 && !params.iter().any(Param::is_trainable) {
-            let message =
-                format!("all {} parameters are frozen: nothing is left to train", params.len());
-            return Err(Error::config("data_parallel", message));
-        }
-        let checked = params.iter().try_for_each(|param| {
+        // Refusals may differ between ranks, which exchange them: none may return before.
+        let refusal = unsupported_reason(config, mesh.layout()).or_else(|| {
+            let is_only_stage = mesh.layout().size(Axis::Pipeline) == 1;
+            if params.is_empty() {
+                Some(format!("rank {} has no parameters: use fewer stages", mesh.rank()))
+            } else if is_only_stage && !params.iter().any(Param::is_trainable) {
+                Some(format!(
+                    "all {} parameters are frozen: nothing is left to train",
+                    params.len()
+                ))
+            } else {
+                None
+            }
+        });
+        let refused = refusal.map_or(Ok(()), |why| Err(Error::config("data_parallel", why)));
+        let check = |param: &Param| {
             check_facts(param, mesh)?;
             check_gathers(param, mesh, config.optimizer)?;
             // Before anything moves: the buffers of another owner would no longer be those of its parameters.
             param.leaf().set_reduction(|| Ok(())).map(drop)
-        });
+        };
+        let checked = refused.and_then(|()| params.iter().try_for_each(check));
         check_setup(&params, mesh, config, checked)?;
         check_stages(&params, mesh)?;
         let layout = BufferConfig {

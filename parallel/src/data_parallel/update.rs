@@ -70,8 +70,12 @@ impl DataParallel {
     }
 
     /// Like [`DataParallel::update`], with the next step's [parameters](Optimizer::numbers) in device memory. It does not
-    /// ask whether gradients are finite: a device that has found them not to be skips the update.
+    /// ask whether gradients are finite: a device that has found them not to be skips the update. Nor does it compare the
+    /// numbers of ranks.
+    ///
+    /// Errors before [`DataParallel::finish_step`].
     pub fn update_with(&self, optimizer: &mut Optimizer, step: &DeviceStepParams) -> Result<()> {
+        self.check_reduced()?;
         let shared = &self.shared;
         shared.reshard_weights()?;
         let tensor = TensorAxis(shared.mesh.axis(Axis::Tensor));

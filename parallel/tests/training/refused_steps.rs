@@ -9,6 +9,7 @@ use ferrotron_parallel::collective::{World, WorldConfig, run_threads};
 use ferrotron_parallel::data_parallel::{DataParallel, DataParallelConfig};
 use ferrotron_parallel::mesh::{Mesh, ParallelDims};
 use ferrotron_parallel::tensor_parallel::SequenceParallel;
+use ferrotron_tensor::ops::step::DeviceStepParams;
 use ferrotron_tensor::{DType, Device, Result, ShardSpec, Tensor};
 use std::sync::{Arc, Mutex};
 
@@ -195,7 +196,9 @@ fn ranks_with_other_numbers_of_a_step_are_refused() -> Result<()> {
             assert!(lr.contains(&want) && lr.contains("give all ranks the same"), "{lr}");
             assert!(scale.contains("from 0.5 to 1 on all: compute it from"), "{scale}");
             assert!(steps.contains("from 0 to 1 on all: load the same checkpoint"), "{steps}");
-            assert!(config.contains("the optimizer's configuration is"), "{config}");
+            let (beta1, other) = (0.5 + rank as f64 / 4.0, "and another on other ranks: give all");
+            let want = format!("configuration is {:?} on rank {rank}, {other}", adamw(beta1));
+            assert!(config.contains(&want), "{config}");
             assert_eq!(rounded, "");
         }
     }
@@ -320,4 +323,23 @@ fn uneven_shards_of_a_matrix_are_refused_at_construction() {
     rows([2, 4], OptimizerConfig::ADAMW)
         .into_iter()
         .for_each(|result| assert_eq!(result.unwrap(), None));
+}
+
+#[test]
+fn update_with_refuses_gradients_that_are_not_summed() -> Result<()> {
+    let device = Device::cpu(1)?;
+    let scope = Scope::new(&device, DType::F64, 1);
+    let layer = Linear::new(&scope, 2, 1, Bias::No, Init::Ones)?;
+    let config = DataParallelConfig::default();
+    let parallel = DataParallel::new(&[&layer], &Mesh::single(), &config)?;
+    let mut optimizer = Optimizer::new(OptimizerConfig::SGD, parallel.buffers())?;
+    let numbers = optimizer.numbers(&StepConfig { lr: 0.5, grad_scale: 1.0 });
+    let numbers = DeviceStepParams::new(&device, &numbers)?;
+    parallel.begin_step(1);
+    backward(&layer, 1.0)?;
+    parallel.end_backward()?;
+    let error = parallel.update_with(&mut optimizer, &numbers).unwrap_err().to_string();
+    assert!(error.contains("not summed over ranks yet: call `finish_step`"), "{error}");
+    parallel.finish_step()?;
+    parallel.update_with(&mut optimizer, &numbers)
 }

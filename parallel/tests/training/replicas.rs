@@ -1,6 +1,8 @@
 //! Parameters with wrong facts: refused when they are placed, or found by comparing replicas over ranks.
 
-use ferrotron_nn::{Axis, Dropout, Init, Module, Param, RmsNorm, Scope, Sharding, WeightDecay};
+use ferrotron_nn::{
+    Axis, Dropout, Init, Module, Param, ParamOptions, RmsNorm, Scope, Sharding, WeightDecay,
+};
 use ferrotron_parallel::collective::{WorldConfig, run_threads};
 use ferrotron_parallel::data_parallel::{DataParallel, DataParallelConfig, ReplicaCheck};
 use ferrotron_parallel::mesh::{Mesh, ParallelDims};
@@ -269,7 +271,8 @@ fn ranks_with_other_seeds_or_configurations_are_refused() -> Result<()> {
         });
         for result in results {
             let error = result.unwrap_err().to_string();
-            let want = "the seed of the model's scope is 7 on rank 0 and 8 on rank 1: give all ranks the same";
+            let want = "the seed of the model's scope (use one seed and `Scope::child` on all pipeline stages) is 7 on rank 0 and 8 \
+                        on rank 1: give all ranks the same";
             assert_eq!(error, want, "{sizes:?}");
         }
     }
@@ -284,6 +287,33 @@ fn ranks_with_other_seeds_or_configurations_are_refused() -> Result<()> {
             error,
             "sharding is None on rank 0 and Optimizer on rank 1: give all ranks the same"
         );
+    }
+    Ok(())
+}
+
+/// The other ranks would wait for it forever.
+#[test]
+fn a_rank_that_refuses_its_parameters_or_configuration_tells_the_others() -> Result<()> {
+    let device = Device::cpu(1)?;
+    let refusals = [
+        "buckets need at least 1 element, got 0",
+        "all 1 parameters are frozen: nothing is left to train",
+        "rank 1 has no parameters: use fewer stages",
+    ];
+    for (case, want) in refusals.iter().enumerate() {
+        let results = on_ranks(2, (1, 1), |mesh| {
+            let one = vector(&mesh.scope(&device, DType::F64, 1));
+            let is_odd = |odd: usize| mesh.rank() == 1 && case == odd;
+            one.0.set_trainable(!is_odd(1))?;
+            let bucket_numel = is_odd(0).then_some(0);
+            let config = DataParallelConfig { bucket_numel, ..DataParallelConfig::default() };
+            let modules: &[&dyn Module] = if is_odd(2) { &[] } else { &[&one] };
+            let refused = DataParallel::new(modules, mesh, &config).err();
+            Ok(refused.expect("a refusal").to_string())
+        });
+        let errors = results.into_iter().collect::<Result<Vec<String>>>()?;
+        let own = format!("data_parallel: {want}");
+        assert_eq!(errors, [format!("rank 1: {own}"), own]);
     }
     Ok(())
 }
@@ -305,18 +335,51 @@ fn ranks_with_other_parameters_are_refused() -> Result<()> {
             let (first, stage) = (odd - 1, sizes.1 - 1);
             let want = match swapped {
                 true => format!(
-                    "parameter 1 is '{stage}.a.weight' [6] f64, trained on rank {first} and '{stage}.b.weight' [6] f64, \
-                     trained on rank {odd}: ranks"
+                    "parameter 1 is '{stage}.a.weight' [6] f64, seed 1, trained on rank {first} and \
+                     '{stage}.b.weight' [6] f64, seed 1, trained on rank {odd}: ranks"
                 ),
                 false => format!(
-                    "parameter 2 is '{stage}.b.weight' [6] f64, trained on rank {first} and '{stage}.b.weight' [6] f64, \
-                     frozen on rank {odd}: ranks"
+                    "parameter 2 is '{stage}.b.weight' [6] f64, seed 1, trained on rank {first} and \
+                     '{stage}.b.weight' [6] f64, seed 1, frozen on rank {odd}: ranks"
                 ),
             };
             for result in results {
                 let error = result.unwrap_err().to_string();
                 assert!(error.contains(&want), "{sizes:?}: {error}");
             }
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn ranks_with_other_options_or_seeds_of_a_parameter_are_refused() -> Result<()> {
+    let device = Device::cpu(1)?;
+    // The seeds of both ranks are 1 and 2.
+    for other_options in [true, false] {
+        let results = on_ranks(2, (1, 1), |mesh| {
+            let is_odd = mesh.rank() == 1;
+            let weight_decay = (is_odd && other_options).then_some(0.5);
+            let scope = |name: &str, seed: u64| {
+                let options = ParamOptions { weight_decay, ..ParamOptions::default() };
+                let scope = mesh.scope(&device, DType::F64, seed).child(name);
+                scope.with_options(move |_| options)
+            };
+            let (a, b) = if is_odd && !other_options { (2, 1) } else { (1, 2) };
+            let (a, b) = (vector(&scope("a", a)), vector(&scope("b", b)));
+            DataParallel::new(&[&a, &b], mesh, &DataParallelConfig::default()).map(drop)
+        });
+        let odd = match other_options {
+            true => {
+                "seed 1, trained, ParamOptions { dtype: None, lr_multiplier: 1.0, weight_decay: Some(0.5)"
+            }
+            false => "seed 2, trained on rank 1: ranks",
+        };
+        let shown = "'a.weight' [6] f64, ";
+        let want = format!("parameter 1 is {shown}seed 1, trained on rank 0 and {shown}{odd}");
+        for result in results {
+            let error = result.unwrap_err().to_string();
+            assert!(error.contains(&want), "{error}");
         }
     }
     Ok(())
