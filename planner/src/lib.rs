@@ -8,16 +8,21 @@
 #![deny(missing_docs)]
 #![forbid(unsafe_code)]
 
+mod bound;
 pub mod cluster;
 pub mod cost;
 pub mod network;
 pub mod predict;
 pub mod program;
 pub mod record;
+pub mod search;
 pub mod simulate;
+pub mod space;
 pub mod stage_time;
 pub mod steps;
 pub mod trace;
 
 pub use cluster::Cluster;
 pub use predict::{Prediction, RecordedRun, predict};
+pub use search::{Plan, Planned, search};
+pub use space::{Layout, Recomputation, Space};
