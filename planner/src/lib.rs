@@ -3,7 +3,7 @@
 //! The trainer takes one step as a rank of each pipeline stage, on a fake GPU and with fake groups. [`record`](mod@record)
 //! notes its kernels and collectives, each within its pipeline instruction. [`cost`] and [`network`] time them on a
 //! [`Cluster`], and [`simulate`](mod@simulate) replays all instructions of the schedule with these times. Nothing here
-//! knows a layer, a schedule or the traffic of either.
+//! knows a layer, a schedule or the traffic of either. [`search`](mod@search) finds the fastest layouts that fit.
 
 #![deny(missing_docs)]
 #![forbid(unsafe_code)]

@@ -8,6 +8,7 @@ use ferrotron_cuda::nvrtc::Architecture;
 use ferrotron_models::memory::{MemoryEstimator, RankMemory};
 use ferrotron_models::trainer::Model;
 use ferrotron_tensor::{Error, Result};
+use std::cmp::Reverse;
 use std::collections::{HashMap, HashSet};
 
 use crate::bound::BlockCost;
@@ -126,8 +127,8 @@ struct Bounded {
     bytes: f64,
 }
 
-/// Layouts whose dry steps tell the fewest bytes where none fits.
-const SMALLEST: usize = 8;
+/// The most layouts whose dry steps tell the fewest bytes where none fits.
+const SMALLEST: usize = 64;
 
 struct Search<'a, R> {
     space: &'a Space,
@@ -216,13 +217,20 @@ impl<M: Model, R: Fn(&Layout) -> Result<MemoryEstimator<M>>> Search<'_, R> {
 
     /// The layout with the fewest bytes among those with the least bounds.
     fn smallest(&self, mut layouts: Vec<Bounded>) -> Result<Option<(Layout, u64)>> {
-        layouts.sort_by(|a, b| a.bytes.total_cmp(&b.bytes).then(a.layout.cmp(&b.layout)));
+        let frugal = |layout: &Layout| (layout.micro_batch, Reverse(layout.recompute), *layout);
+        layouts.sort_by(|a, b| {
+            a.bytes.total_cmp(&b.bytes).then_with(|| frugal(&a.layout).cmp(&frugal(&b.layout)))
+        });
         let mut least: Option<(Layout, u64)> = None;
-        for Bounded { layout, .. } in layouts.into_iter().take(SMALLEST) {
+        for Bounded { layout, bytes, .. } in layouts.into_iter().take(SMALLEST) {
+            if least.is_some_and(|(_, known)| bytes > known as f64) {
+                break;
+            }
             let run = (self.run)(&layout)?;
             let mut recorded = RecordedRun::empty(&run);
             let mut bytes = 0;
-            for stage in [0, layout.pipeline - 1] {
+            let stages = [0, layout.pipeline - 1];
+            for stage in stages.into_iter().take(layout.pipeline) {
                 let found = recorded.add(&run, self.architecture(), stage, false)?;
                 bytes = bytes.max(found.memory.total_bytes as u64);
             }
