@@ -9,6 +9,7 @@ use ferrotron_parallel::pipeline::{PipelineConfig, PipelineSchedule};
 use ferrotron_tensor::{DType, Result};
 use std::collections::BTreeMap;
 
+use crate::bound::least_seconds;
 use crate::cluster::Cluster;
 use crate::cost::KernelKind;
 use crate::program::{Place, Program};
@@ -26,9 +27,9 @@ pub struct Prediction {
     pub mean: StageTime,
     /// The kernels of the busiest stage's rank, those that take longest first.
     pub kernels: Vec<KernelTime>,
-    /// Memory of each stage's ranks.
+    /// Memory of the ranks of each recorded stage.
     pub memory: Vec<StageMemory>,
-    /// The simulated rank of each stage.
+    /// The simulated rank of each recorded stage.
     pub ranks: Vec<usize>,
     /// Number of GPUs.
     pub world: usize,
@@ -111,7 +112,9 @@ impl Prediction {
 pub struct RecordedRun {
     layout: ParallelDims,
     pipeline: PipelineConfig,
-    stages: Vec<(StageMemory, Recording)>,
+    recorded: Vec<(StageMemory, Recording)>,
+    /// The recording of each stage.
+    of_stage: Vec<usize>,
     dtype: DType,
     tokens: u64,
     model_operations: f64,
@@ -127,36 +130,67 @@ impl RecordedRun {
         architecture: Architecture,
         with_operations: bool,
     ) -> Result<RecordedRun> {
+        let mut recorded = RecordedRun::empty(run);
+        for stage in 0..run.layout.size(Axis::Pipeline) {
+            recorded.add(run, architecture, stage, with_operations)?;
+            recorded.of_stage.push(stage);
+        }
+        Ok(recorded)
+    }
+
+    /// A run of which no stage has been recorded.
+    pub(crate) fn empty<M: Model>(run: &MemoryEstimator<M>) -> RecordedRun {
+        let (parallel, sizes) = (&run.trainer.parallel, &run.trainer.batch_size);
+        let tokens = (sizes.full_batch_size() * run.seq_length) as u64;
+        let pipeline = PipelineConfig {
+            kind: parallel.pipeline_schedule,
+            stages: run.layout.size(Axis::Pipeline),
+            microbatches: sizes.microbatches(u64::MAX),
+            chunks: parallel.chunks,
+        };
+        RecordedRun {
+            layout: run.layout,
+            pipeline,
+            recorded: Vec::new(),
+            of_stage: Vec::new(),
+            dtype: run.dtype,
+            tokens,
+            model_operations: M::flops(&run.model, tokens, run.seq_length),
+        }
+    }
+
+    /// Records a stage, and returns its memory. [`RecordedRun::represent`] says of which stages it stands.
+    pub(crate) fn add<M: Model>(
+        &mut self,
+        run: &MemoryEstimator<M>,
+        architecture: Architecture,
+        stage: usize,
+        with_operations: bool,
+    ) -> Result<StageMemory> {
         let run = MemoryEstimator::<M> {
             model: run.model.clone(),
             trainer: run.trainer.clone(),
             device: PlannedDevice::Gpu(architecture),
             ..*run
         };
-        let stages = run.layout.size(Axis::Pipeline);
-        let (parallel, sizes) = (&run.trainer.parallel, &run.trainer.batch_size);
-        let tokens = (sizes.full_batch_size() * run.seq_length) as u64;
-        let pipeline = PipelineConfig {
-            kind: parallel.pipeline_schedule,
-            stages,
-            microbatches: sizes.microbatches(u64::MAX),
-            chunks: parallel.chunks,
-        };
-        let record = |stage| record(with_operations, || run.stage(stage));
-        Ok(RecordedRun {
-            layout: run.layout,
-            pipeline,
-            stages: (0..stages).map(record).collect::<Result<_>>()?,
-            dtype: run.dtype,
-            tokens,
-            model_operations: M::flops(&run.model, tokens, run.seq_length),
-        })
+        self.recorded.push(record(with_operations, || run.stage(stage))?);
+        Ok(self.recorded[self.recorded.len() - 1].0)
     }
 
-    /// Predicts the step on `cluster`. `with_marks` keeps the spans of a trace.
-    ///
-    /// Errors if the cluster has no peak for the dtypes of the run.
-    pub fn predict(&self, cluster: &Cluster, with_marks: bool) -> Result<Prediction> {
+    /// Lets recorded stages stand for all: `of_stage` has the index of a recording for each stage.
+    pub(crate) fn represent(&mut self, of_stage: Vec<usize>) {
+        self.of_stage = of_stage;
+    }
+
+    /// The least time of the step on `cluster`, without a replay.
+    pub(crate) fn least_seconds(&self, cluster: &Cluster) -> Result<f64> {
+        let programs = self.programs(cluster)?;
+        let of_stage: Vec<&Program> = self.of_stage.iter().map(|index| &programs[*index]).collect();
+        least_seconds(&PipelineSchedule::new(&self.pipeline)?, &of_stage)
+    }
+
+    /// The program of each recording.
+    pub(crate) fn programs(&self, cluster: &Cluster) -> Result<Vec<Program>> {
         let program = |(found, recording): &(StageMemory, Recording)| {
             let place = Place { layout: &self.layout, rank: found.rank };
             let microbatches = recording.microbatches;
@@ -164,8 +198,15 @@ impl RecordedRun {
                 PipelineSchedule::new(&PipelineConfig { microbatches, ..self.pipeline })?;
             Program::new(recording, &recorded, place, cluster)
         };
-        let programs: Vec<Program> = self.stages.iter().map(program).collect::<Result<_>>()?;
-        let programs: Vec<&Program> = programs.iter().collect();
+        self.recorded.iter().map(program).collect()
+    }
+
+    /// Predicts the step on `cluster`. `with_marks` keeps the spans of a trace.
+    ///
+    /// Errors if the cluster has no peak for the dtypes of the run.
+    pub fn predict(&self, cluster: &Cluster, with_marks: bool) -> Result<Prediction> {
+        let programs = self.programs(cluster)?;
+        let programs: Vec<&Program> = self.of_stage.iter().map(|index| &programs[*index]).collect();
         let schedule = PipelineSchedule::new(&self.pipeline)?;
         let replay = simulate(&schedule, &programs, cluster.software, with_marks)?;
         let operations = replay.stages.iter().zip(&programs).map(|(stage, program)| {
@@ -176,8 +217,8 @@ impl RecordedRun {
         Ok(Prediction {
             mean: StageTime::mean(&replay.stages),
             kernels: kernels(&replay, &programs),
-            memory: self.stages.iter().map(|(memory, _)| *memory).collect(),
-            ranks: self.stages.iter().map(|(memory, _)| memory.rank).collect(),
+            memory: self.recorded.iter().map(|(memory, _)| *memory).collect(),
+            ranks: self.recorded.iter().map(|(memory, _)| memory.rank).collect(),
             world,
             tokens: self.tokens,
             model_operations: self.model_operations,

@@ -153,6 +153,14 @@ impl Program {
             .and_then(recorded)
             .ok_or_else(|| Error::graph("simulate", format!("{instruction} was not recorded")))
     }
+
+    /// The blocks of all computations of a recorded micro-batch.
+    pub(crate) fn blocks_of(&self, microbatch: usize) -> impl Iterator<Item = &Block> {
+        let of = move |key: &&Computation| key.1 == microbatch;
+        let mut keys: Vec<&Computation> = self.computations.keys().filter(of).collect();
+        keys.sort_unstable();
+        keys.into_iter().map(|key| &self.computations[key])
+    }
 }
 
 /// The ranks of a group of the mesh, by its name.

@@ -87,6 +87,9 @@ enum Command {
     /// Predict how long a training step takes on a cluster, before it is rented
     #[command(allow_negative_numbers = true)]
     Simulate(Box<commands::simulate::SimulateArgs>),
+    /// Search the fastest layout of a training on a cluster
+    #[command(allow_negative_numbers = true)]
+    Plan(Box<commands::plan::PlanArgs>),
     /// Time training steps
     Bench(Box<commands::bench::BenchArgs>),
     /// Draw and time the schedule of a pipeline
@@ -135,6 +138,7 @@ pub fn run(arguments: Vec<OsString>) -> Result<ExitCode> {
         Command::Tokenize(args) => commands::tokenize::tokenize(&args),
         Command::Checkpoint(args) => commands::checkpoint::checkpoint(&args),
         Command::Simulate(args) => commands::simulate::simulate(&args, &options),
+        Command::Plan(args) => commands::plan::plan(&args, &options),
         Command::Bench(args) => commands::bench::bench(&args),
         Command::Schedule(args) => commands::schedule::schedule(&args),
         Command::Report(args) => commands::report::report(&args, &definition),

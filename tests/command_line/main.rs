@@ -22,6 +22,7 @@ mod optimizers;
 mod options;
 mod output_files;
 mod packing;
+mod plan;
 mod precision;
 mod profile;
 mod race;

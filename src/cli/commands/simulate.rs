@@ -101,9 +101,17 @@ fn report<M: TrainedModel>(args: &SimulateArgs) -> Result<ExitCode> {
 
 /// The run that the options describe, on the cluster that they name.
 fn planned<M: TrainedModel>(args: &SimulateArgs) -> Result<(MemoryEstimator<M>, Cluster)> {
-    let cluster = Cluster::named(&args.cluster)?;
-    let ranks = &args.train.parallel.ranks;
-    let local = ranks.nproc.unwrap_or(cluster.gpus_per_node);
+    let cluster = named_cluster(&args.cluster, &args.train)?;
+    let local = cluster.gpus_per_node;
+    let vocab_size = vocab_size::<M>(&args.train, None, None)?;
+    let run = plan::<M>(&args.train, local * args.nodes as usize, local, vocab_size)?;
+    Ok((run, cluster))
+}
+
+/// The cluster of that name, with as many GPUs on each node as `--nproc` says.
+pub fn named_cluster(name: &str, train: &TrainArgs) -> Result<Cluster> {
+    let cluster = Cluster::named(name)?;
+    let local = train.parallel.ranks.nproc.unwrap_or(cluster.gpus_per_node);
     if local == 0 || local > cluster.gpus_per_node {
         let message = format!(
             "{local} ranks, one a GPU, are not 1 to {}, the GPUs of a node of {}",
@@ -111,10 +119,7 @@ fn planned<M: TrainedModel>(args: &SimulateArgs) -> Result<(MemoryEstimator<M>, 
         );
         return Err(Error::config("--nproc", message));
     }
-    let cluster = Cluster { gpus_per_node: local, ..cluster };
-    let vocab_size = vocab_size::<M>(&args.train, None, None)?;
-    let run = plan::<M>(&args.train, local * args.nodes as usize, local, vocab_size)?;
-    Ok((run, cluster))
+    Ok(Cluster { gpus_per_node: local, ..cluster })
 }
 
 /// One line above the picture.

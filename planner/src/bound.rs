@@ -1,0 +1,124 @@
+//! Lower bounds of a step's time and of a rank's bytes, by which the search leaves layouts out.
+//!
+//! The first bound comes from one block of the model: a rank in the middle of a pipeline with a block on each stage takes
+//! one micro-batch. All blocks of a stage take at least the time of their kernels for each micro-batch, and p-1 more
+//! stages fill and drain the pipeline. The second bound has the programs of the layout's own stages, each without waits
+//! for other stages.
+
+use ferrotron_models::memory::RankMemory;
+use ferrotron_parallel::pipeline::PipelineSchedule;
+use ferrotron_tensor::Result;
+use std::collections::HashMap;
+
+use crate::program::Program;
+use crate::space::{Layout, Recomputation};
+use crate::steps::{Block, GroupFacts, Step};
+
+/// Rounding in sums.
+const ROUNDING: f64 = 1.0 - 1e-9;
+/// Share of bytes that are certain: buffers are rounded up, and that differs by layout.
+const CERTAIN: f64 = 0.95;
+
+/// A block of the model in one micro-batch.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct BlockCost {
+    /// Forward and backward.
+    pub(crate) seconds: f64,
+    /// With all states.
+    pub(crate) memory: RankMemory,
+}
+
+impl BlockCost {
+    /// The cost of the only block of a stage whose step of one micro-batch was recorded.
+    pub(crate) fn new(program: &Program, memory: RankMemory) -> BlockCost {
+        let computing = |block: &Block| -> f64 {
+            let seconds = block.steps.iter().map(|step| match step {
+                Step::Compute(seconds, _) => *seconds,
+                _ => 0.0,
+            });
+            seconds.sum()
+        };
+        BlockCost { seconds: program.blocks_of(0).map(computing).sum(), memory }
+    }
+
+    /// The least time of a step in a layout of a model of so many blocks.
+    pub(crate) fn seconds(&self, layout: &Layout, blocks: usize) -> f64 {
+        let of_stage = self.seconds * (blocks / layout.pipeline) as f64;
+        let fill = (layout.pipeline - 1) as f64 / layout.chunks as f64;
+        ROUNDING * of_stage * (layout.microbatches() as f64 + fill)
+    }
+
+    /// The least bytes of a rank of the first stage.
+    pub(crate) fn bytes(&self, layout: &Layout, blocks: usize) -> f64 {
+        let memory = &self.memory;
+        let shares = match layout.zero_stage {
+            0 => 1,
+            _ => layout.data() * layout.context,
+        };
+        // Backward keeps more for a while where it computes again.
+        let saved = match layout.recompute {
+            Recomputation::None => {
+                memory.activations_bytes * layout.microbatches().min(layout.pipeline)
+            }
+            _ => 0,
+        };
+        let states = memory.weights_bytes + memory.gradients_bytes + saved;
+        let bytes = states as f64 + memory.optimizer_bytes as f64 / shares as f64;
+        CERTAIN * bytes * (blocks / layout.pipeline) as f64
+    }
+}
+
+/// The least time of a step over `schedule` with the program of each stage.
+///
+/// Errors if a program lacks a computation.
+pub(crate) fn least_seconds(schedule: &PipelineSchedule, programs: &[&Program]) -> Result<f64> {
+    let mut fill = 0.0;
+    let mut least = 0.0_f64;
+    for (stage, program) in programs.iter().enumerate() {
+        let alone = |block: &Block| alone(block, &program.groups);
+        let mut known: HashMap<*const Block, f64> = HashMap::new();
+        let mut work = 0.0;
+        for instruction in schedule.instructions(stage) {
+            if instruction.microbatch_and_chunk().is_some() {
+                let block = program.block(instruction, schedule.microbatches())?;
+                work += *known.entry(block).or_insert_with(|| alone(block));
+            }
+        }
+        // The first micro-batch has come through all stages before, and the last one goes back through them.
+        let last = stage + 1 == programs.len();
+        let ends = alone(&programs[0].before) + alone(&programs[0].behind);
+        let whole = if last { work + fill + ends } else { work };
+        least = least.max(whole);
+        fill += program.blocks_of(0).map(alone).sum::<f64>() / schedule.chunks() as f64;
+    }
+    Ok(ROUNDING * least)
+}
+
+/// The least duration of a block: its calls find free links, and it waits for no other stage.
+fn alone(block: &Block, groups: &[GroupFacts]) -> f64 {
+    let (mut now, mut free) = (0.0_f64, [0.0_f64; 2]);
+    let mut ends: Vec<(usize, i64, f64)> = Vec::new();
+    for step in &block.steps {
+        match step {
+            Step::Compute(seconds, _) => now += seconds,
+            Step::Start { group, number, seconds, .. } => {
+                let facts = &groups[*group];
+                let end = match facts.stages {
+                    1 => {
+                        let link = &mut free[usize::from(facts.leaves_node)];
+                        *link = link.max(now) + seconds;
+                        *link
+                    }
+                    _ => now + seconds,
+                };
+                ends.push((*group, *number, end));
+            }
+            Step::Wait { group, number } => {
+                let found = ends.iter().rev().find(|end| (end.0, end.1) == (*group, *number));
+                now = now.max(found.map_or(0.0, |end| end.2));
+            }
+            _ => {}
+        }
+    }
+    now
+}

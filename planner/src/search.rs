@@ -1,0 +1,243 @@
+//! Searches the fastest layouts that fit into memory, by branch and bound.
+//!
+//! Layouts are tried in the order of their least time, until that exceeds the time of the last one to be returned. A
+//! layout is left out before its replay if the bytes of a recorded stage are too many, or if its second bound is too
+//! slow. Bounds never exceed a simulated number, so the result is that of simulating every layout.
+
+use ferrotron_cuda::nvrtc::Architecture;
+use ferrotron_models::memory::{MemoryEstimator, RankMemory};
+use ferrotron_models::trainer::Model;
+use ferrotron_tensor::{Error, Result};
+use std::cmp::Reverse;
+use std::collections::{HashMap, HashSet};
+
+use crate::bound::BlockCost;
+use crate::cluster::Cluster;
+use crate::predict::{Prediction, RecordedRun};
+use crate::space::{Layout, Recomputation, Space};
+
+/// A layout with its predicted step.
+#[derive(Debug, Clone)]
+pub struct Planned {
+    /// The layout.
+    pub layout: Layout,
+    /// The step. Stages that are alike have one memory.
+    pub prediction: Prediction,
+}
+
+/// The result of a search.
+#[derive(Debug, Clone, Default)]
+pub struct Plan {
+    /// The fastest layouts that fit, the best first.
+    pub best: Vec<Planned>,
+    /// Number of layouts that a training would take.
+    pub layouts: usize,
+    /// The largest tensor-parallel size of these.
+    pub widest: usize,
+    /// Number of those that were replayed.
+    pub simulated: usize,
+    /// Number of those that take too much memory, as far as the search came.
+    pub too_large: usize,
+    /// If none fits: the one with the fewest bytes that was found, and these.
+    pub smallest: Option<(Layout, u64)>,
+}
+
+/// Searches `space` for the `most` fastest layouts on `cluster` whose ranks take at most `limit` bytes.
+///
+/// `run` makes the run of a layout, or errors as a training would; `progress` hears how many layouts of all are decided.
+///
+/// Errors if no layout divides, and with the first error of `run` or of a dry step if there is no layout without one.
+pub fn search<M: Model>(
+    space: &Space,
+    cluster: &Cluster,
+    (limit, most): (u64, usize),
+    run: impl Fn(&Layout) -> Result<MemoryEstimator<M>>,
+    mut progress: impl FnMut(usize, usize),
+) -> Result<Plan> {
+    let mut search = Search { space, cluster, run, blocks: HashMap::new() };
+    let (mut layouts, mut refused) = (Vec::new(), None);
+    for layout in space.layouts()? {
+        match (search.run)(&layout) {
+            Ok(_) => layouts.push(search.bounded(layout)),
+            Err(error) => refused = refused.or(Some(error)),
+        }
+    }
+    layouts.sort_by(|a, b| a.seconds.total_cmp(&b.seconds).then(a.layout.cmp(&b.layout)));
+    let total = layouts.len();
+    let widest = layouts.iter().map(|bounded| bounded.layout.tensor).max().unwrap_or(0);
+    let mut plan = Plan { layouts: total, widest, ..Plan::default() };
+    // Layouts that differ in the micro-batch only: the smallest that is too large.
+    let mut too_large: HashMap<Layout, usize> = HashMap::new();
+    let mut failed = HashSet::new();
+    for (done, Bounded { layout, seconds, bytes }) in layouts.iter().enumerate() {
+        progress(done, total);
+        let slowest = match plan.best.get(most - 1) {
+            Some(last) => last.prediction.seconds(),
+            None => f64::INFINITY,
+        };
+        if *seconds > slowest {
+            break;
+        }
+        let others = Layout { micro_batch: 0, ..*layout };
+        let smallest = too_large.get(&others).is_some_and(|size| *size <= layout.micro_batch);
+        if smallest || *bytes > limit as f64 {
+            plan.too_large += 1;
+            continue;
+        }
+        let recorded = match search.recorded(layout, limit) {
+            Ok(recorded) => recorded,
+            Err(error) => {
+                failed.insert(*layout);
+                refused = refused.or(Some(error));
+                continue;
+            }
+        };
+        let Some(recorded) = recorded else {
+            plan.too_large += 1;
+            let size = too_large.entry(others).or_insert(layout.micro_batch);
+            *size = layout.micro_batch.min(*size);
+            continue;
+        };
+        if recorded.least_seconds(cluster)? > slowest {
+            continue;
+        }
+        let prediction = recorded.predict(cluster, false)?;
+        plan.simulated += 1;
+        let seconds = |found: &Planned| (found.prediction.seconds(), found.layout);
+        let found = Planned { layout: *layout, prediction };
+        let place = plan.best.partition_point(|known| seconds(known) < seconds(&found));
+        plan.best.insert(place, found);
+        plan.best.truncate(most);
+    }
+    progress(total, total);
+    if plan.best.is_empty() {
+        layouts.retain(|bounded| !failed.contains(&bounded.layout));
+        plan.smallest = search.smallest(layouts)?;
+        if plan.smallest.is_none() {
+            return Err(refused.unwrap_or_else(|| Error::config("plan", "there is no layout")));
+        }
+    }
+    Ok(plan)
+}
+
+/// A layout with its first bounds.
+struct Bounded {
+    layout: Layout,
+    seconds: f64,
+    bytes: f64,
+}
+
+/// The most layouts whose dry steps tell the fewest bytes where none fits.
+const SMALLEST: usize = 64;
+
+struct Search<'a, R> {
+    space: &'a Space,
+    cluster: &'a Cluster,
+    run: R,
+    /// By tensor-parallel size, micro-batch and recomputation; none if the model has too few blocks.
+    blocks: HashMap<(usize, usize, Recomputation), Option<BlockCost>>,
+}
+
+impl<M: Model, R: Fn(&Layout) -> Result<MemoryEstimator<M>>> Search<'_, R> {
+    fn architecture(&self) -> Architecture {
+        self.cluster.gpu.architecture
+    }
+
+    fn bounded(&mut self, layout: Layout) -> Bounded {
+        let key = (layout.tensor, layout.micro_batch, layout.recompute);
+        let cost = match self.blocks.get(&key) {
+            Some(known) => *known,
+            None => {
+                let found = self.block(&layout);
+                self.blocks.insert(key, found);
+                found
+            }
+        };
+        let layers = self.space.layers;
+        let bound = |of: &dyn Fn(&BlockCost) -> f64| cost.as_ref().map_or(0.0, of);
+        Bounded {
+            layout,
+            seconds: bound(&|cost| cost.seconds(&layout, layers)),
+            bytes: bound(&|cost| cost.bytes(&layout, layers)),
+        }
+    }
+
+    /// The cost of one block: without one, bounds are 0 and nothing is left out by them.
+    fn block(&self, layout: &Layout) -> Option<BlockCost> {
+        let Layout { tensor, context, micro_batch, .. } = *layout;
+        let pipeline = self.space.layers;
+        let alone = Layout {
+            gpus: tensor * context * pipeline,
+            pipeline,
+            chunks: 1,
+            global_batch: micro_batch,
+            zero_stage: 0,
+            ..*layout
+        };
+        let run = (pipeline > 2).then(|| (self.run)(&alone).ok()).flatten()?;
+        let mut recorded = RecordedRun::empty(&run);
+        let found = recorded.add(&run, self.architecture(), 1, false).ok()?;
+        let programs = recorded.programs(self.cluster).ok()?;
+        Some(BlockCost::new(programs.first()?, found.memory))
+    }
+
+    /// Records the stages of a layout, those that differ; none if a rank of one takes more than `limit`.
+    fn recorded(&self, layout: &Layout, limit: u64) -> Result<Option<RecordedRun>> {
+        let run = (self.run)(layout)?;
+        let mut recorded = RecordedRun::empty(&run);
+        let stages = layout.pipeline;
+        // Stages between the first and the last are alike if all of them lie in the same way on their nodes. The second
+        // has the most micro-batches in flight.
+        let (order, of_stage): (Vec<usize>, Vec<usize>) = match self.stages_are_alike(layout) {
+            true => {
+                let index = |stage| match stage {
+                    0 => 0,
+                    _ if stage + 1 == stages => 1,
+                    _ => 2,
+                };
+                (vec![0, stages - 1, 1], (0..stages).map(index).collect())
+            }
+            false => ((0..stages).collect(), (0..stages).collect()),
+        };
+        for stage in order.into_iter().take(stages) {
+            let RankMemory { total_bytes, .. } =
+                recorded.add(&run, self.architecture(), stage, false)?.memory;
+            if total_bytes as u64 > limit {
+                return Ok(None);
+            }
+        }
+        recorded.represent(of_stage);
+        Ok(Some(recorded))
+    }
+
+    fn stages_are_alike(&self, layout: &Layout) -> bool {
+        let (ranks, node) = (layout.gpus / layout.pipeline, self.cluster.gpus_per_node);
+        layout.gpus <= node || ranks.is_multiple_of(node)
+    }
+
+    /// The layout with the fewest bytes among those with the least bounds.
+    fn smallest(&self, mut layouts: Vec<Bounded>) -> Result<Option<(Layout, u64)>> {
+        let frugal = |layout: &Layout| (layout.micro_batch, Reverse(layout.recompute), *layout);
+        layouts.sort_by(|a, b| {
+            a.bytes.total_cmp(&b.bytes).then_with(|| frugal(&a.layout).cmp(&frugal(&b.layout)))
+        });
+        let mut least: Option<(Layout, u64)> = None;
+        for Bounded { layout, bytes, .. } in layouts.into_iter().take(SMALLEST) {
+            if least.is_some_and(|(_, known)| bytes > known as f64) {
+                break;
+            }
+            let run = (self.run)(&layout)?;
+            let mut recorded = RecordedRun::empty(&run);
+            let mut bytes = 0;
+            let stages = [0, layout.pipeline - 1];
+            for stage in stages.into_iter().take(layout.pipeline) {
+                let found = recorded.add(&run, self.architecture(), stage, false)?;
+                bytes = bytes.max(found.memory.total_bytes as u64);
+            }
+            if least.is_none_or(|(_, known)| bytes < known) {
+                least = Some((layout, bytes));
+            }
+        }
+        Ok(least)
+    }
+}

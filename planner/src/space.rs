@@ -1,0 +1,138 @@
+//! The layouts among which the search chooses.
+
+use ferrotron_tensor::{Error, Result};
+
+/// The most samples of a micro-batch, and the most chunks of a rank, that are tried.
+const MOST: usize = 64;
+const MOST_CHUNKS: usize = 8;
+
+/// The recomputation of a layout.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Recomputation {
+    /// Nothing is computed again.
+    None,
+    /// The core of attention is.
+    Selective,
+    /// Every block is.
+    Full,
+}
+
+impl Recomputation {
+    /// Every kind.
+    pub const ALL: [Recomputation; 3] =
+        [Recomputation::None, Recomputation::Selective, Recomputation::Full];
+
+    /// The value of `--recompute-granularity`.
+    pub fn name(self) -> &'static str {
+        ["none", "selective", "full"][self as usize]
+    }
+}
+
+/// A layout that the search may choose. Positions are cut with tensor parallelism, where the model allows it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Layout {
+    /// Number of GPUs.
+    pub gpus: usize,
+    /// Tensor-parallel size.
+    pub tensor: usize,
+    /// Context-parallel size.
+    pub context: usize,
+    /// Pipeline-parallel size.
+    pub pipeline: usize,
+    /// Chunks of each stage: interleaved with more than one, else 1F1B.
+    pub chunks: usize,
+    /// Samples of a micro-batch.
+    pub micro_batch: usize,
+    /// Samples of a step.
+    pub global_batch: usize,
+    /// What is computed again.
+    pub recompute: Recomputation,
+    /// ZeRO stage, 0 or 1.
+    pub zero_stage: u8,
+}
+
+impl Layout {
+    /// Data-parallel size.
+    pub fn data(&self) -> usize {
+        self.gpus / (self.tensor * self.context * self.pipeline)
+    }
+
+    /// Micro-batches of a step.
+    pub fn microbatches(&self) -> usize {
+        self.global_batch / (self.data() * self.micro_batch)
+    }
+}
+
+/// The model and machine for which layouts are enumerated.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Space {
+    /// Number of GPUs.
+    pub gpus: usize,
+    /// The most tensor-parallel ranks: GPUs of a node.
+    pub gpus_per_node: usize,
+    /// Context-parallel size.
+    pub context: usize,
+    /// Blocks of the model.
+    pub layers: usize,
+    /// Samples of a step.
+    pub global_batch: usize,
+}
+
+impl Space {
+    /// All layouts whose sizes divide, in a fixed order. Stages have equally many blocks.
+    ///
+    /// Errors if there is none.
+    pub fn layouts(&self) -> Result<Vec<Layout>> {
+        let mut found = Vec::new();
+        for tensor in divisors(self.gpus).filter(|size| *size <= self.gpus_per_node) {
+            for pipeline in divisors(self.layers) {
+                let ranks = tensor * self.context * pipeline;
+                if !self.gpus.is_multiple_of(ranks)
+                    || !self.global_batch.is_multiple_of(self.gpus / ranks)
+                {
+                    continue;
+                }
+                let chunks = divisors(self.layers / pipeline)
+                    .filter(|chunks| *chunks == 1 || (pipeline > 1 && *chunks <= MOST_CHUNKS));
+                for chunks in chunks {
+                    self.add(&mut found, [tensor, pipeline, chunks]);
+                }
+            }
+        }
+        if found.is_empty() {
+            let Space { gpus, context, layers, global_batch, .. } = self;
+            let message = format!(
+                "{global_batch} is no multiple of the data-parallel ranks of any layout of {gpus} GPUs, context-parallel-size \
+                 {context} and {layers} layers: use other --nodes, --nproc or --global-batch-size"
+            );
+            return Err(Error::config("--global-batch-size", message));
+        }
+        Ok(found)
+    }
+
+    fn add(&self, found: &mut Vec<Layout>, [tensor, pipeline, chunks]: [usize; 3]) {
+        let data = self.gpus / (tensor * self.context * pipeline);
+        let samples = self.global_batch / data;
+        let sizes = (0..).map(|power| 1 << power).take_while(|size| *size <= samples.min(MOST));
+        for micro_batch in sizes.filter(|size| samples.is_multiple_of(*size)) {
+            for recompute in Recomputation::ALL {
+                let most_zero = u8::from(data * self.context > 1);
+                found.extend((0..=most_zero).map(|zero_stage| Layout {
+                    gpus: self.gpus,
+                    tensor,
+                    context: self.context,
+                    pipeline,
+                    chunks,
+                    micro_batch,
+                    global_batch: self.global_batch,
+                    recompute,
+                    zero_stage,
+                }));
+            }
+        }
+    }
+}
+
+fn divisors(of: usize) -> impl Iterator<Item = usize> {
+    (1..=of).filter(move |size| of.is_multiple_of(*size))
+}
