@@ -241,12 +241,24 @@ impl Leaf {
 
     /// Discards the gradient: the next contribution overwrites it.
     pub fn zero_gradient(&self) {
-        lock(&self.0.gradient).contributions = 0;
+        lock(&self.0.gradient).zero();
     }
 
     /// Number of contributions since the last [`Leaf::zero_gradient`]: uses times micro-batches.
     pub fn contributions(&self) -> usize {
         lock(&self.0.gradient).contributions
+    }
+
+    /// Notes that a step of an optimizer has used the gradient.
+    pub fn mark_used(&self) {
+        let mut gradient = lock(&self.0.gradient);
+        gradient.used = gradient.contributions;
+    }
+
+    /// Returns whether contributions were added to a gradient that a step has used: see [`Leaf::mark_used`].
+    pub fn has_added_to_used(&self) -> bool {
+        let gradient = lock(&self.0.gradient);
+        gradient.used > 0 && gradient.contributions > gradient.used
     }
 
     /// Calls `hook` after each contribution, with the gradient accumulated so far: PyTorch's

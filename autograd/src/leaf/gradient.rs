@@ -11,6 +11,8 @@ pub(super) struct Gradient {
     place: GradientPlace,
     /// Number of contributions since the gradient was last zeroed.
     pub(super) contributions: usize,
+    /// The contributions that a step has used since then.
+    pub(super) used: usize,
 }
 
 enum GradientPlace {
@@ -21,17 +23,22 @@ enum GradientPlace {
 impl Gradient {
     /// A gradient in a tensor of its own, which the first contribution allocates.
     pub(super) fn own() -> Gradient {
-        Gradient { place: GradientPlace::Own(None), contributions: 0 }
+        Gradient { place: GradientPlace::Own(None), contributions: 0, used: 0 }
     }
 
     /// A gradient in a range of `flat`.
     pub(super) fn flat(flat: &SharedFlatBuffer, range: usize) -> Gradient {
-        Gradient { place: GradientPlace::Flat(flat.clone(), range), contributions: 0 }
+        Gradient { place: GradientPlace::Flat(flat.clone(), range), contributions: 0, used: 0 }
+    }
+
+    /// Drops the contributions: the next one overwrites them.
+    pub(super) fn zero(&mut self) {
+        (self.contributions, self.used) = (0, 0);
     }
 
     /// Drops the contributions, and frees a tensor of its own.
     pub(super) fn forget(&mut self) {
-        self.contributions = 0;
+        self.zero();
         if let GradientPlace::Own(tensor) = &mut self.place {
             *tensor = None;
         }

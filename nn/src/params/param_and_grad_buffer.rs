@@ -4,7 +4,6 @@
 use ferrotron_autograd::{Leaf, missing_gradients};
 use ferrotron_tensor::{DType, Error, Result, Tensor};
 use std::collections::{HashMap, HashSet};
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Weak};
 
 use crate::optimizer::ShardUnit;
@@ -42,8 +41,6 @@ pub struct ParamAndGradBuffer {
     frozen: Vec<Param>,
     /// Alive as long as the layout, which decides what may be frozen.
     token: Arc<()>,
-    /// Contributions to the gradients that a step has used since [`ParamAndGradBuffer::zero_gradients`].
-    used: AtomicUsize,
     ranks: usize,
 }
 
@@ -90,8 +87,7 @@ impl ParamAndGradBuffer {
             .collect::<Result<_>>()?;
         let token = Arc::new(());
         params.iter().chain(&frozen).for_each(|param| param.entry().set_buffers(&token));
-        let (used, ranks) = (AtomicUsize::new(0), config.ranks);
-        Ok(ParamAndGradBuffer { groups, frozen, token, used, ranks })
+        Ok(ParamAndGradBuffer { groups, frozen, token, ranks: config.ranks })
     }
 
     /// The identity of these buffers, which no others have.
@@ -121,7 +117,6 @@ impl ParamAndGradBuffer {
 
     /// Discards all gradients: the next backward overwrites them.
     pub fn zero_gradients(&self) {
-        self.used.store(0, Relaxed);
         self.groups.iter().for_each(|group| group.set_contributed(None));
         self.params().for_each(|param| param.leaf().zero_gradient());
     }
@@ -149,24 +144,22 @@ impl ParamAndGradBuffer {
         }
     }
 
-    /// Errors if gradients were added to those that a step has used.
+    /// Errors, naming the first, if gradients were added to those that a step has used.
     pub(crate) fn check_discarded(&self) -> Result<()> {
-        let used = self.used.load(Relaxed);
-        if used == 0 || self.contributions() <= used {
+        let Some(param) = self.params().find(|param| param.leaf().has_added_to_used()) else {
             return Ok(());
-        }
-        let message = "the gradients of the last step are still in those of this one: call `zero_gradients` before the first \
-                       backward of each step";
+        };
+        let message = format!(
+            "the gradient of the last step is still in that of this one for '{}': call `zero_gradients` before the first \
+             backward of each step",
+            param.name()
+        );
         Err(Error::graph("optimizer", message))
     }
 
     /// Notes that a step has used the gradients.
     pub(crate) fn mark_used(&self) {
-        self.used.store(self.contributions(), Relaxed);
-    }
-
-    fn contributions(&self) -> usize {
-        self.params().map(|param| param.leaf().contributions()).sum()
+        self.params().map(Param::leaf).for_each(Leaf::mark_used);
     }
 
     /// Errors, naming them, if a scope that made one of these parameters, trainable or frozen, also made others that

@@ -59,10 +59,43 @@ fn gradients_on_top_of_those_of_the_last_step_are_refused() -> Result<()> {
         backward()?;
         let before = values(&pair.params())?;
         let error = optimizer.step(&buffers, &STEP).unwrap_err().to_string();
-        let want = "optimizer: the gradients of the last step are still in those of this one: call `zero_gradients`";
-        assert!(error.starts_with(want), "{error}");
+        let want = "optimizer: the gradient of the last step is still in that of this one for '";
+        assert!(error.starts_with(want) && error.contains("call `zero_gradients`"), "{error}");
         assert_eq!(values(&pair.params())?, before);
     }
+    Ok(())
+}
+
+#[test]
+fn leaves_zeroed_one_by_one_may_get_more_microbatches() -> Result<()> {
+    let device = Device::cpu(1)?;
+    let pair = Pair::new(&Scope::new(&device, DType::F64, 1), false)?;
+    let buffers = ParamAndGradBuffer::new(&pair.params())?;
+    let mut optimizer = Optimizer::new(OptimizerConfig::SGD, &buffers)?;
+    let backward = || pair.forward(&input(&device, 1.0)?)?.sum_all()?.backward();
+    for microbatches in [1, 3] {
+        pair.params().iter().for_each(|param| param.leaf().zero_gradient());
+        (0..microbatches).try_for_each(|_| backward())?;
+        optimizer.step(&buffers, &STEP)?;
+    }
+    Ok(())
+}
+
+/// The sum of the contributions to all parameters is smaller than in the last step.
+#[test]
+fn the_one_parameter_that_keeps_its_gradient_is_named() -> Result<()> {
+    let device = Device::cpu(1)?;
+    let pair = Pair::new(&Scope::new(&device, DType::F64, 1), false)?;
+    let buffers = ParamAndGradBuffer::new(&pair.params())?;
+    let mut optimizer = Optimizer::new(OptimizerConfig::SGD, &buffers)?;
+    let backward = || pair.forward(&input(&device, 1.0)?)?.sum_all()?.backward();
+    (0..3).try_for_each(|_| backward())?;
+    optimizer.step(&buffers, &STEP)?;
+    let zeroed = |param: &&Param| param.name() != "second.weight";
+    pair.params().iter().filter(zeroed).for_each(|param| param.leaf().zero_gradient());
+    backward()?;
+    let error = optimizer.step(&buffers, &STEP).unwrap_err().to_string();
+    assert!(error.contains("is still in that of this one for 'second.weight': call"), "{error}");
     Ok(())
 }
 
