@@ -74,6 +74,8 @@ impl BlockCost {
 pub(crate) fn least_seconds(schedule: &PipelineSchedule, programs: &[&Program]) -> Result<f64> {
     let mut fill = 0.0;
     let mut least = 0.0_f64;
+    let first = &programs[0];
+    let ends = alone(&first.before, &first.groups) + alone(&first.behind, &first.groups);
     for (stage, program) in programs.iter().enumerate() {
         let alone = |block: &Block| alone(block, &program.groups);
         let mut known: HashMap<*const Block, f64> = HashMap::new();
@@ -86,7 +88,6 @@ pub(crate) fn least_seconds(schedule: &PipelineSchedule, programs: &[&Program]) 
         }
         // The first micro-batch has come through all stages before, and the last one goes back through them.
         let last = stage + 1 == programs.len();
-        let ends = alone(&programs[0].before) + alone(&programs[0].behind);
         let whole = if last { work + fill + ends } else { work };
         least = least.max(whole);
         fill += program.blocks_of(0).map(alone).sum::<f64>() / schedule.chunks() as f64;
