@@ -7,7 +7,7 @@ use ferrotron::models::tokenizer::Tokenizer;
 use ferrotron::models::traffic::StepTraffic;
 use ferrotron::models::trainer::Trainer;
 use ferrotron::nn::Axis;
-use ferrotron::tensor::gemm::instruction_sets;
+use ferrotron::tensor::gemm::{InstructionSets, instruction_sets};
 use ferrotron::{DType, Device, Result};
 
 use super::architecture::TrainedModel;
@@ -54,12 +54,16 @@ pub fn before<M: TrainedModel>(
     };
     let sentence = memory_limits::sentence(&memory);
     output::note(&format!("memory of a rank: at most {sentence}{host}"));
-    let in_bf16_on_cpu =
-        trainer.scope().dtype() == DType::BF16 && !trainer.scope().device().is_gpu();
-    if let Some(refusal) = instruction_sets().refusal.filter(|_| in_bf16_on_cpu) {
-        output::note(&refusal);
+    let scope = trainer.scope();
+    if let Some(line) = refused_instructions(instruction_sets(), scope.dtype(), scope.device()) {
+        output::note(&line);
     }
     Ok(())
+}
+
+/// Says why products of a run in bf16 on a CPU are slower than its processor could compute them.
+fn refused_instructions(sets: InstructionSets, dtype: DType, device: &Device) -> Option<String> {
+    sets.refusal.filter(|_| dtype == DType::BF16 && !device.is_gpu())
 }
 
 /// Describes the device of the run.
@@ -126,4 +130,22 @@ fn sent(traffic: StepTraffic, frozen: bool, synchronize_every: usize) -> String 
         sent += &format!("{and}every {synchronize_every} steps: {weights} of weights");
     }
     sent
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_run_in_bf16_says_that_amx_is_refused() -> Result<()> {
+        let refusal = Some("this processor has AMX, but".to_string());
+        let sets =
+            InstructionSets { f32: "AVX-512", bf16: "AVX512-BF16", refusal: refusal.clone() };
+        let device = Device::cpu(1)?;
+        assert_eq!(refused_instructions(sets.clone(), DType::BF16, &device), refusal);
+        assert_eq!(refused_instructions(sets.clone(), DType::F32, &device), None);
+        let granted = InstructionSets { refusal: None, ..sets };
+        assert_eq!(refused_instructions(granted, DType::BF16, &device), None);
+        Ok(())
+    }
 }

@@ -37,31 +37,40 @@ pub(in crate::gemm) enum Permission {
 
 /// Asks for tile registers, once for the process.
 pub(in crate::gemm) fn permission() -> Permission {
-    const AMX_BF16: u32 = 1 << 22;
-    const AMX_TILE: u32 = 1 << 24;
-    const ARCH_REQ_XCOMP_PERM: libc::c_int = 0x1023;
-    const XFEATURE_XTILEDATA: libc::c_ulong = 18;
     static PERMISSION: OnceLock<Permission> = OnceLock::new();
     *PERMISSION.get_or_init(|| {
         #[cfg(test)]
         if tests::is_traced() {
             return Permission::Absent; // so that every instruction traps
         }
-        let features = __cpuid_count(7, 0).edx;
-        if features & AMX_BF16 == 0 || features & AMX_TILE == 0 {
-            return Permission::Absent;
-        }
-        // SAFETY: this call takes two numbers and touches no memory.
-        let answer =
-            unsafe { libc::syscall(libc::SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) };
-        match answer {
-            0 => Permission::Granted,
-            _ => Permission::Refused(std::io::Error::last_os_error().raw_os_error().unwrap_or(0)),
-        }
+        Permission::from_system(__cpuid_count(7, 0).edx, request_tile_data)
     })
 }
 
+/// Asks Linux for tile registers.
+fn request_tile_data() -> std::io::Result<()> {
+    const ARCH_REQ_XCOMP_PERM: libc::c_int = 0x1023;
+    const XFEATURE_XTILEDATA: libc::c_ulong = 18;
+    // SAFETY: this call takes two numbers and touches no memory.
+    let answer =
+        unsafe { libc::syscall(libc::SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) };
+    if answer == 0 { Ok(()) } else { Err(std::io::Error::last_os_error()) }
+}
+
 impl Permission {
+    /// The permission of a process on a processor with `features` (CPUID, leaf 7, EDX), which asks by `request`.
+    fn from_system(features: u32, request: impl FnOnce() -> std::io::Result<()>) -> Permission {
+        const AMX_BF16: u32 = 1 << 22;
+        const AMX_TILE: u32 = 1 << 24;
+        if features & AMX_BF16 == 0 || features & AMX_TILE == 0 {
+            return Permission::Absent;
+        }
+        match request() {
+            Ok(()) => Permission::Granted,
+            Err(error) => Permission::Refused(error.raw_os_error().unwrap_or(0)),
+        }
+    }
+
     /// The sentence for a user whose processor has AMX and cannot use it.
     pub(in crate::gemm) fn refusal(self) -> Option<String> {
         let Permission::Refused(number) = self else { return None };

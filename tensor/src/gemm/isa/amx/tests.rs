@@ -2,7 +2,7 @@
 
 use super::block::{STEP_FLOATS, SUMS_FLOATS, TileRegisters, Tiles, pack_panels, steps};
 use super::blocking::Blocking;
-use super::product;
+use super::{Permission, product};
 use crate::gemm::isa::Isa;
 use crate::gemm::problem::{Bias, Operand, Problem, Target};
 use crate::gemm::{Accum, MatMut, MatRef, gemm_at};
@@ -45,6 +45,28 @@ pub(super) fn numbers<T: Element<Acc = f32>>(len: usize, seed: u64) -> Vec<T> {
         T::from_acc((state >> 33) as f32 / (1_u64 << 30) as f32 - 1.0)
     };
     (0..len).map(next).collect()
+}
+
+#[test]
+fn a_request_that_the_system_refuses_is_a_line_for_the_user() {
+    let features = 1 << 22 | 1 << 24; // AMX-BF16 and AMX-TILE
+    let refused =
+        |error| Permission::from_system(features, || Err(std::io::Error::from_raw_os_error(error)));
+    let permission = refused(libc::EPERM);
+    assert_eq!(permission, Permission::Refused(libc::EPERM));
+    let want = "this processor has AMX, but Linux refuses it to this process (Operation not permitted (os error 1)): Linux \
+                5.16 or later grants it, unless a container's seccomp profile denies arch_prctl; products of bf16 are \
+                slower and have other bits";
+    assert_eq!(permission.refusal().as_deref(), Some(want));
+    // An older kernel.
+    assert_eq!(refused(libc::EINVAL), Permission::Refused(libc::EINVAL));
+
+    let granted = Permission::from_system(features, || Ok(()));
+    assert_eq!((granted, granted.refusal()), (Permission::Granted, None));
+    for features in [0, 1 << 22, 1 << 24] {
+        let absent = Permission::from_system(features, || panic!("nobody is asked"));
+        assert_eq!((absent, absent.refusal()), (Permission::Absent, None));
+    }
 }
 
 /// One element of a product: sums over blocks of k, in groups of 16 pairs whose two halves are summed apart.
