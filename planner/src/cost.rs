@@ -35,7 +35,7 @@ pub enum KernelKind {
 
 impl KernelKind {
     /// The kind of a launch.
-    pub fn of(launch: &Launch) -> KernelKind {
+    pub fn from_launch(launch: &Launch) -> KernelKind {
         match (launch.count, launch.kernel.as_str()) {
             (0, kernel) if kernel.starts_with("attention") => KernelKind::Attention,
             (0, _) => KernelKind::Memory,
@@ -51,7 +51,7 @@ impl KernelKind {
 pub fn seconds(launch: &Launch, cluster: &Cluster) -> Result<f64> {
     let gpu = &cluster.gpu;
     let memory = launch.bytes as f64 / (gpu.bandwidth * gpu.memory_efficiency);
-    let computed = match KernelKind::of(launch) {
+    let computed = match KernelKind::from_launch(launch) {
         _ if launch.count == 0 => 0.0,
         KernelKind::Product => product(launch, 1, gpu)?,
         _ => match cluster.software.attention {

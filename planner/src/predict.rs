@@ -244,7 +244,7 @@ pub fn predict<M: Model>(
 /// Operations as papers count them: attention without its causal half, and without the products that a fused kernel
 /// computes again.
 fn counted_operations(launch: &Launch) -> f64 {
-    match KernelKind::of(launch) {
+    match KernelKind::from_launch(launch) {
         KernelKind::Attention => {
             Launch { causal: false, count: launch.count.min(2), ..launch.clone() }.operations()
         }
@@ -261,7 +261,7 @@ fn kernels(replay: &Replay, programs: &[&Program]) -> Vec<KernelTime> {
     let mut sums: BTreeMap<String, KernelTime> = BTreeMap::new();
     let counts = stage.launches.iter().zip(&program.launches).zip(&program.durations);
     for ((&calls, launch), seconds) in counts.filter(|((calls, _), _)| **calls > 0) {
-        let name = match KernelKind::of(launch) {
+        let name = match KernelKind::from_launch(launch) {
             KernelKind::Product => {
                 let Launch { batch, rows, columns, inner, .. } = launch;
                 format!("matmul {batch} x {rows} x {columns} x {inner}")

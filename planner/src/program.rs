@@ -219,7 +219,7 @@ impl Compiler<'_> {
             match item {
                 Work::Launch(launch) => {
                     *counts.entry(*launch).or_default() += 1;
-                    let part = match KernelKind::of(&self.recording.launches[*launch]) {
+                    let part = match KernelKind::from_launch(&self.recording.launches[*launch]) {
                         _ if optimizer.is_some() => Part::Optimizer,
                         KernelKind::Product => Part::Products,
                         KernelKind::Attention => Part::Attention,
