@@ -82,6 +82,8 @@ mod documentation {
     struct CustomOp;
     #[doc = include_str!("../docs/data.md")]
     struct Data;
+    #[doc = include_str!("../docs/gpu.md")]
+    struct Gpu;
     #[doc = include_str!("../docs/numerics.md")]
     struct Numerics;
     #[doc = include_str!("../docs/parallelism.md")]
