@@ -36,8 +36,8 @@ pub use optimizer::loss_scale::{LossScale, LossScaler};
 pub use optimizer::schedule;
 pub use optimizer::{
     AdafactorConfig, Block, CustomRule, EMA, MASTER, MuonConfig, MuonScale, Nesterov, NewtonSchulz,
-    Optimizer, OptimizerConfig, Rounding, StateShape, StateSpec, StepConfig, StepSize, StepTensors,
-    UpdateConfig, UpdateRule, UpdateStep, WeightUpdate,
+    Optimizer, OptimizerConfig, Rounding, ShardUnit, StateShape, StateSpec, StepConfig, StepSize,
+    StepTensors, UpdateConfig, UpdateRule, UpdateStep, WeightUpdate,
 };
 pub use params::axis::{Axis, AxisSet};
 pub use params::buffer_config::{BufferConfig, GradDType, Sharding, Unused};
@@ -45,7 +45,7 @@ pub use params::buffer_config::{BufferConfig, GradDType, Sharding, Unused};
 pub use params::field;
 pub use params::init::{Fan, Init};
 pub use params::module::Module;
-pub use params::options::ParamOptions;
+pub use params::options::{ParamOptions, check_option_patterns, option_patterns};
 pub use params::param::{Param, WeightDecay};
 pub use params::param_and_grad_bucket::{ParamAndGradBucket, unused_error};
 pub use params::param_and_grad_buffer::ParamAndGradBuffer;
@@ -57,10 +57,11 @@ pub use params::summary::{ModuleSummary, SummaryRow};
 pub use ferrotron_tensor::ops::attention::AttentionMask;
 pub use ferrotron_tensor::ops::outcome::clip_coefficient;
 
-/// Exchanges that optimizers ask of the crate `parallel`.
-#[doc(hidden)]
+/// Exchanges along the tensor axis that update rules need, and that the crate `parallel` carries out.
 pub mod shard_exchange {
-    pub use crate::optimizer::{ExchangeSize, NoExchange, ShardExchange, ShardedSum};
+    pub use crate::optimizer::{
+        ExchangeSize, GatheredShard, NoExchange, ShardExchange, ShardedSum, gathered_shards,
+    };
 }
 
 #[doc(hidden)] // for the code that `#[derive(Module)]` writes

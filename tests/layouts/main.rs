@@ -11,6 +11,8 @@ mod grid_model;
 mod heavy_ball;
 mod layout;
 mod mutants;
+#[path = "../../nn/tests/common/orthogonalized.rs"]
+mod orthogonalized;
 #[path = "../common/pairs.rs"]
 mod pairs;
 mod precision;
@@ -30,6 +32,7 @@ use grid_model::{FineTunedGpt, GridConfig, PackedGpt};
 use heavy_ball::HeavyBall;
 use layout::{Layout, all, covering};
 use mutants::{Site, Sites, Watched, faulty};
+use orthogonalized::Orthogonalized;
 use reference::reference;
 use std::sync::Arc;
 use train::{CLIP, Found, Numbers, difference, train};
@@ -255,8 +258,8 @@ fn adafactor_trains_in_every_layout_as_on_one_rank() {
     }
 }
 
-/// Muon sees a matrix whole: its shards are summed up over the ranks that have parts of it. Lion and a user's rule
-/// update any ranges of elements.
+/// Muon and a user's rule see a matrix whole, which the ranks that have parts of it gather. Lion and another rule of a
+/// user's update any ranges of elements.
 #[test]
 fn other_rules_train_in_every_layout_as_on_one_rank() {
     let muon = MuonConfig { extra_scale: 0.2, ..MuonConfig::default() };
@@ -272,6 +275,8 @@ fn other_rules_train_in_every_layout_as_on_one_rank() {
         (gpt2(), OptimizerConfig::NesterovSgd { momentum: 0.9, weight_decay: 0.1 }, 9),
         (llama(), OptimizerConfig::Lion { beta1: 0.95, beta2: 0.98, weight_decay: 0.1 }, 10),
         (llama(), OptimizerConfig::custom(&HeavyBall { weight_decay: 0.0 }), 11),
+        (llama(), OptimizerConfig::custom(&Orthogonalized), 12),
+        (gpt2(), OptimizerConfig::custom(&Orthogonalized), 13),
     ] {
         let all = all(&model);
         let numbers = Numbers { optimizer, ..Numbers::with_dtype(DType::F64) };
@@ -281,6 +286,8 @@ fn other_rules_train_in_every_layout_as_on_one_rank() {
             Layout { tp: 2, micro: 2, ..Layout::SERIAL },
             Layout { pp: 2, micro: 2, ..Layout::SERIAL },
             Layout { tp: 4, pp: 2, micro: 2, ..Layout::SERIAL },
+            Layout { tp: 2, dp: 2, micro: 2, sharding: Sharding::Gradients, ..Layout::SERIAL },
+            Layout { tp: 2, dp: 2, micro: 2, sharding: Sharding::Weights, ..Layout::SERIAL },
         ];
         layouts.retain(|layout| layout.allowed(&model));
         layouts.extend(zero);

@@ -19,7 +19,9 @@ pub fn reference<C: GridConfig>(model: &C, numbers: &Numbers) -> Result<Found> {
     let Numbers { optimizer: config, weights, clip_grad, frozen, .. } = *numbers;
     let device = Device::cpu(1)?;
     let whole = model.whole(&Scope::new(&device, DType::F64, weights))?;
-    whole.freeze(|name| frozen.iter().any(|part| name.contains(part)))?;
+    for param in whole.params() {
+        param.set_trainable(!frozen.iter().any(|part| param.name().contains(part)))?;
+    }
     let layout = BufferConfig { optimizer: config, ..BufferConfig::default() };
     let buffers = ParamAndGradBuffer::with_config(&whole.params(), &layout)?;
     let mut optimizer = Optimizer::new(config, &buffers)?;

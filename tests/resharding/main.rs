@@ -7,7 +7,11 @@
 
 mod bert;
 mod chains;
+#[path = "../../nn/tests/common/heavy_ball.rs"]
+mod heavy_ball;
 mod local;
+#[path = "../../nn/tests/common/orthogonalized.rs"]
+mod orthogonalized;
 #[path = "../common/pairs.rs"]
 mod pairs;
 mod read_once;
@@ -22,6 +26,8 @@ use ferrotron::models::trainer::PrecisionConfig;
 use ferrotron::nn::{AdafactorConfig, MuonConfig, OptimizerConfig, Sharding, StepSize};
 use ferrotron::parallel::tensor_parallel::SequenceParallel;
 use ferrotron::tensor::{DType, Result};
+use heavy_ball::HeavyBall;
+use orthogonalized::Orthogonalized;
 use samples::Configuration;
 use train::{Found, Layout, SEQ_LENGTH, Task, difference, load_errors, run};
 
@@ -261,7 +267,16 @@ fn with_other_rules_and_a_moving_average() -> Result<()> {
     ];
     let muon = OptimizerConfig::Muon(MuonConfig { extra_scale: 0.2, ..MuonConfig::default() });
     let lion = OptimizerConfig::Lion { beta1: 0.95, beta2: 0.98, weight_decay: 0.1 };
-    for (model, optimizer) in [(tied(), muon), (untied(), muon), (untied(), lion)] {
+    // Rules of a user's: for elements, and for whole matrices.
+    let heavy_ball = OptimizerConfig::custom(&HeavyBall { weight_decay: 0.1 });
+    let orthogonalized = OptimizerConfig::custom(&Orthogonalized);
+    for (model, optimizer) in [
+        (tied(), muon),
+        (untied(), muon),
+        (untied(), lion),
+        (tied(), heavy_ball),
+        (untied(), orthogonalized),
+    ] {
         let task = Task { optimizer, ema_decay: Some(0.9), ..task(&model, Layout::SERIAL) };
         assert_eq!(try_all_of(&task, &pairs), pairs.len());
     }

@@ -1,6 +1,8 @@
 //! The memory number before the start: what it says is what the pools of the ranks then count.
 
 mod case;
+#[path = "../../../nn/tests/common/orthogonalized.rs"]
+mod orthogonalized;
 
 use ferrotron_autograd::ActivationCompressionConfig;
 use ferrotron_models::gpt::{GptConfig, Recompute, SavedActivations};
@@ -10,6 +12,8 @@ use ferrotron_nn::{AdafactorConfig, MuonConfig, OptimizerConfig, Sharding};
 use ferrotron_parallel::pipeline::ScheduleKind;
 use ferrotron_parallel::tensor_parallel::SequenceParallel;
 use ferrotron_tensor::{DType, MemoryKind};
+
+use orthogonalized::Orthogonalized;
 
 use case::{Case, PLAIN, SEQ_LENGTH, VOCAB, check, model};
 
@@ -148,7 +152,8 @@ fn it_is_with_every_rule() {
     let muon = OptimizerConfig::Muon(MuonConfig::default());
     let lion = OptimizerConfig::Lion { beta1: 0.95, beta2: 0.98, weight_decay: 0.1 };
     let mut cases = Vec::new();
-    for optimizer in [muon, lion, OptimizerConfig::ADAMW] {
+    let orthogonalized = OptimizerConfig::custom(&Orthogonalized);
+    for optimizer in [muon, lion, OptimizerConfig::ADAMW, orthogonalized] {
         for dtype in [DType::F32, DType::BF16] {
             let case = Case { optimizer, dtype, ema_decay: Some(0.999), ..PLAIN };
             cases.push(case);

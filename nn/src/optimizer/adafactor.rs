@@ -15,6 +15,7 @@ use super::block::Block;
 use super::check::{fractions, non_negative};
 use super::rule::{StepTensors, UpdateRule, UpdateStep};
 use super::shard_exchange::{ExchangeSize, ShardedSum};
+use super::shard_unit::ShardUnit;
 use super::state::StateSpec;
 use crate::AxisSet;
 
@@ -129,8 +130,8 @@ impl UpdateRule for AdafactorConfig {
         Ok(())
     }
 
-    fn updates_whole_tensors(&self) -> bool {
-        true
+    fn shard_unit(&self) -> ShardUnit {
+        ShardUnit::Parameters
     }
 
     /// The mean of updates, if there is one, and mean squares: per row and per column of a matrix, per element of a

@@ -3,6 +3,7 @@
 use ferrotron_tensor::ops::adamw::AdamW;
 use ferrotron_tensor::ops::lion::Lion;
 use ferrotron_tensor::ops::sgd::{Nesterov, Sgd};
+use ferrotron_tensor::{Error, Result};
 
 use super::adafactor::AdafactorConfig;
 use super::muon::MuonConfig;
@@ -86,7 +87,7 @@ impl OptimizerConfig {
         OptimizerConfig::Custom(CustomRule(rule))
     }
 
-    /// The update rule; of Muon that of hidden matrices.
+    /// The update rule; of Muon that of hidden matrices, whose [fallback](UpdateRule::fallback) updates all else.
     pub fn rule(&self) -> Box<dyn UpdateRule> {
         match *self {
             OptimizerConfig::AdamW { beta1, beta2, eps, weight_decay } => {
@@ -107,17 +108,33 @@ impl OptimizerConfig {
         }
     }
 
-    /// The update rule of parameters that are sharded in this unit.
+    /// The update rule of parameters that are sharded in this unit: the fallback of a rule of hidden matrices, if by
+    /// elements.
     pub(super) fn rule_of(&self, unit: ShardUnit) -> Box<dyn UpdateRule> {
-        match (self, unit) {
-            (OptimizerConfig::Muon(config), ShardUnit::Elements) => Box::new(AdamW {
-                beta1: config.adam_beta1,
-                beta2: config.adam_beta2,
-                eps: config.adam_eps,
-                weight_decay: config.weight_decay,
-            }),
-            _ => self.rule(),
+        let rule = self.rule();
+        match (rule.shard_unit(), unit) {
+            (ShardUnit::HiddenMatrices, ShardUnit::Elements) => fallback(&*rule),
+            _ => rule,
         }
+    }
+
+    /// Errors, naming it, if a hyperparameter is out of range, and if a fallback does not update elements.
+    pub(super) fn validate(&self) -> Result<()> {
+        let rule = self.rule();
+        rule.validate()?;
+        if rule.shard_unit() != ShardUnit::HiddenMatrices {
+            return Ok(());
+        }
+        let other = fallback(&*rule);
+        if other.shard_unit() != ShardUnit::Elements {
+            let message = format!(
+                "rule '{}': its fallback '{}' does not update elements: choose another, such as AdamW",
+                rule.name(),
+                other.name()
+            );
+            return Err(Error::config("optimizer", message));
+        }
+        other.validate()
     }
 
     /// The learning rate of a step, counted from 1, if the schedule's is `scheduled`. Relative step sizes ignore the
@@ -131,14 +148,15 @@ impl OptimizerConfig {
         self.shard_unit() != ShardUnit::Elements
     }
 
-    /// The granularity at which optimizer state is sharded.
+    /// The unit in which weights, gradients and state are sharded.
     pub(crate) fn shard_unit(&self) -> ShardUnit {
-        match self {
-            OptimizerConfig::Muon(_) => ShardUnit::HiddenMatrices,
-            _ if self.rule().updates_whole_tensors() => ShardUnit::Parameters,
-            _ => ShardUnit::Elements,
-        }
+        self.rule().shard_unit()
     }
+}
+
+/// The rule of the parameters that are no hidden matrices.
+fn fallback(rule: &dyn UpdateRule) -> Box<dyn UpdateRule> {
+    rule.fallback().unwrap_or_else(|| OptimizerConfig::ADAMW.rule())
 }
 
 /// An update rule of a user's, which is equal to itself only.

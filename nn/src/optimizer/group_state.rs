@@ -52,20 +52,21 @@ impl GroupState {
     ) -> Result<GroupState> {
         group.params.iter().try_for_each(|param| param.options().check(param.name()))?;
         let own = group.options.optimizer.unwrap_or(config);
-        let cut =
+        own.validate()?;
+        let is_split =
             |param: &&Param| param.is_hidden_matrix() && group.shard_unit == ShardUnit::Elements;
-        if let Some(param) =
-            group.params.iter().find(cut).filter(|_| own.shard_unit() == ShardUnit::HiddenMatrices)
-        {
+        let needs_whole = own.shard_unit() == ShardUnit::HiddenMatrices;
+        if let Some(param) = group.params.iter().find(is_split).filter(|_| needs_whole) {
             let message = format!(
-                "Muon has to see the whole of '{}': name it as the `optimizer` of BufferConfig or DataParallelConfig",
+                "'{}' has to see the whole of '{}': name it as the `optimizer` of BufferConfig or DataParallelConfig",
+                own.rule().name(),
                 param.name()
             );
             return Err(Error::config("optimizer", message));
         }
-        own.rule().validate()?;
         // The learning rate of a step is one number, which all parameters multiply.
-        let differs = |step| own.learning_rate(2.0, step) != config.learning_rate(2.0, step);
+        let rule = own.rule_of(group.shard_unit);
+        let differs = |step| rule.learning_rate(2.0, step) != config.learning_rate(2.0, step);
         if [1, 9, 1000, 1_000_000].into_iter().any(differs) {
             let message = format!(
                 "'{}' has an optimizer with a learning rate of its own: give it one that follows the schedule, such \
@@ -84,7 +85,7 @@ impl GroupState {
         update: &UpdateConfig,
     ) -> Result<GroupState> {
         let rule = config.rule_of(group.shard_unit);
-        let by_block = rule.updates_whole_tensors();
+        let by_block = rule.shard_unit() != ShardUnit::Elements;
         let blocks = if by_block { blocks(rule.name(), group)? } else { Vec::new() };
         let own = |(param, place)| ParamShard { param, place, replicated: group.replicated };
         let pieces: Vec<ParamShard> = match by_block {
@@ -269,6 +270,7 @@ fn has_per_element(specs: &[StateSpec], name: &str) -> bool {
 /// Errors unless names are unique and, for a rule by elements, all parameters have the same states of one number per
 /// element.
 fn check_states(rule: &dyn UpdateRule, declared: &[Vec<StateSpec>]) -> Result<()> {
+    let by_elements = rule.shard_unit() == ShardUnit::Elements;
     let refuse = |message: String| {
         Err(Error::config("optimizer", format!("rule '{}': {message}", rule.name())))
     };
@@ -286,18 +288,18 @@ fn check_states(rule: &dyn UpdateRule, declared: &[Vec<StateSpec>]) -> Result<()
             if name.is_empty() || name.contains('.') {
                 return refuse(format!("a state cannot be named '{name}'"));
             }
-            if !rule.updates_whole_tensors() && *shape != StateShape::PerElement {
+            if by_elements && *shape != StateShape::PerElement {
                 return refuse(format!(
                     "the state '{name}' has fewer numbers than elements, but the rule updates any ranges of elements: \
-                     let it say `updates_whole_tensors`"
+                     let its `shard_unit` be Parameters"
                 ));
             }
         }
     }
-    if !rule.updates_whole_tensors() && declared.windows(2).any(|two| two[0] != two[1]) {
+    if by_elements && declared.windows(2).any(|two| two[0] != two[1]) {
         return refuse(
-            "parameters have different states, but the rule updates any ranges of elements: let it say \
-             `updates_whole_tensors`"
+            "parameters have different states, but the rule updates any ranges of elements: let its `shard_unit` be \
+             Parameters"
                 .to_string(),
         );
     }

@@ -6,6 +6,7 @@ mod adamw;
 mod block;
 mod check;
 mod config;
+mod gathered_shards;
 mod group_state;
 mod lion;
 pub(crate) mod loss_scale;
@@ -20,27 +21,28 @@ mod shard_unit;
 mod state;
 mod step_tensors;
 mod update_config;
+mod visit;
 
 pub use adafactor::{AdafactorConfig, StepSize};
 pub use block::Block;
 pub use config::{CustomRule, OptimizerConfig};
+pub use gathered_shards::{GatheredShard, gathered_shards};
 pub use group_state::{EMA, MASTER};
 pub use muon::{MuonConfig, MuonScale, Nesterov, NewtonSchulz};
 pub use rule::{StepTensors, UpdateRule, UpdateStep};
 pub use shard_exchange::{ExchangeSize, NoExchange, ShardExchange, ShardedSum};
-pub(crate) use shard_unit::ShardUnit;
+pub use shard_unit::ShardUnit;
 pub use state::{StateShape, StateSpec};
 pub use update_config::{Rounding, UpdateConfig, WeightUpdate};
 
 use ferrotron_tensor::ops::step::{DeviceStepParams, StepParams};
-use ferrotron_tensor::{Error, FlatBuffer, MemoryKind, Result, ShardSpec, Tensor};
+use ferrotron_tensor::{Error, FlatBuffer, MemoryKind, Result, Tensor};
 use std::sync::Weak;
 
 use self::group_state::GroupState;
-use self::moment::Moment;
 use self::pass::{Pass, RUN};
 use self::step_tensors::GroupTensors;
-use crate::{AxisSet, ParamAndGradBuffer};
+use crate::ParamAndGradBuffer;
 
 /// The inputs of a step besides the gradients.
 #[derive(Debug, Clone, Copy)]
@@ -61,8 +63,8 @@ pub struct Optimizer {
     /// The buffers that it was made for.
     buffers: Weak<()>,
     step: u64,
-    /// Whether a step has found that every parameter of the model is in a buffer.
-    owned: bool,
+    /// Number of parameters that the model's scopes had made when a step last found them all in buffers.
+    owned: Option<usize>,
 }
 
 impl Optimizer {
@@ -80,7 +82,7 @@ impl Optimizer {
         buffers: &ParamAndGradBuffer,
         update: &UpdateConfig,
     ) -> Result<Optimizer> {
-        config.rule().validate()?;
+        config.validate()?;
         check::fractions(&[("the decay of the mean of weights", update.ema_decay.unwrap_or(0.0))])?;
         let groups = buffers
             .groups()
@@ -89,16 +91,7 @@ impl Optimizer {
             .collect::<Result<_>>()?;
         let UpdateConfig { rounding, states, ema_decay, .. } = *update;
         let buffers = buffers.identity();
-        Ok(Optimizer {
-            config,
-            rounding,
-            states,
-            ema_decay,
-            groups,
-            buffers,
-            step: 0,
-            owned: false,
-        })
+        Ok(Optimizer { config, rounding, states, ema_decay, groups, buffers, step: 0, owned: None })
     }
 
     /// The rule with its hyperparameters.
@@ -111,8 +104,8 @@ impl Optimizer {
     /// # Errors
     ///
     /// Errors, without any change, if all parameters are frozen, as [`Optimizer::check_finite`] does, if gradients were added
-    /// to those of the last step, if a graph that was not consumed still holds a weight, and in the first step as
-    /// [`ParamAndGradBuffer::check_owned`]. Errors for buffers of another optimizer, and for weights that other ranks train,
+    /// to those of the last step, if a graph that was not consumed still holds a weight, and, in the first step and after
+    /// scopes of the model have made parameters, as [`ParamAndGradBuffer::check_owned`]. Errors for buffers of another optimizer, and for weights that other ranks train,
     /// too: `DataParallel::update` is for them. Errors for a rule with sums over ranks if parameters are sharded over them.
     pub fn step(&mut self, buffers: &ParamAndGradBuffer, step: &StepConfig) -> Result<()> {
         let Some(param) = buffers.params().next() else {
@@ -184,7 +177,7 @@ impl Optimizer {
     /// # Errors
     ///
     /// Errors, without any change, if a graph that was not consumed still holds a weight, as
-    /// [`ParamAndGradBuffer::settle_unused`], and in the first step as [`ParamAndGradBuffer::check_owned`].
+    /// [`ParamAndGradBuffer::settle_unused`], and as [`ParamAndGradBuffer::check_owned`].
     #[doc(hidden)] // for `parallel`
     pub fn step_with(
         &mut self,
@@ -197,9 +190,7 @@ impl Optimizer {
                 "the buffers are not those that the optimizer was made for, whose state it has";
             return Err(Error::config("optimizer", message));
         }
-        if !std::mem::replace(&mut self.owned, true) {
-            buffers.check_owned().inspect_err(|_| self.owned = false)?;
-        }
+        self.check_owned(buffers)?;
         let unused = buffers.settle_unused()?;
         self.check_writable(buffers)?;
         let (rounding, states, ema_decay) = (self.rounding, self.states, self.ema_decay);
@@ -212,14 +203,14 @@ impl Optimizer {
         let fused = self.groups.iter().all(|group| group.rule.is_fused());
         let values = if fused { None } else { step.read()? };
         if !fused && values.is_none() {
-            self.count_step(buffers); // the device found gradients that are not finite
-            return Ok(());
+            return self.count_step(buffers); // the device found gradients that are not finite
         }
         let step = UpdateStep {
             params: step,
             values,
             weight_decay: None,
             block: None,
+            unit: ShardUnit::Elements,
             prepared: &[],
             exchange,
         };
@@ -242,9 +233,23 @@ impl Optimizer {
     }
 
     /// Counts a step that the device executes without a call of `step`, as in a replayed CUDA graph.
-    pub fn count_step(&mut self, buffers: &ParamAndGradBuffer) {
+    ///
+    /// Errors as [`ParamAndGradBuffer::check_owned`].
+    pub fn count_step(&mut self, buffers: &ParamAndGradBuffer) -> Result<()> {
+        self.check_owned(buffers)?;
         self.step += 1;
         buffers.mark_updated();
+        Ok(())
+    }
+
+    /// Errors as [`ParamAndGradBuffer::check_owned`] if scopes have made parameters since the last call.
+    fn check_owned(&mut self, buffers: &ParamAndGradBuffer) -> Result<()> {
+        let made = buffers.params_made();
+        if self.owned != Some(made) {
+            buffers.check_owned()?;
+            self.owned = Some(made);
+        }
+        Ok(())
     }
 
     /// The numbers that the rules prepare for each block of each group.
@@ -280,7 +285,7 @@ impl Optimizer {
     fn groups_by_rule(&self) -> Vec<Vec<usize>> {
         let mut all: Vec<Vec<usize>> = Vec::new();
         for (index, group) in self.groups.iter().enumerate() {
-            if !group.rule.updates_whole_tensors() {
+            if group.rule.shard_unit() == ShardUnit::Elements {
                 continue;
             }
             match all.iter_mut().find(|known| self.groups[known[0]].config == group.config) {
@@ -328,62 +333,5 @@ impl Optimizer {
     /// Resumes after `steps` steps, for bias correction.
     pub fn set_steps(&mut self, steps: u64) {
         self.step = steps;
-    }
-
-    /// Calls `f` with every local shard of a moment, and of the [`MASTER`] weights: parameter name, moment name,
-    /// shard of the global tensor, and value.
-    pub fn visit(
-        &self,
-        f: impl FnMut(&str, &'static str, &ShardSpec, Tensor) -> Result<()>,
-    ) -> Result<()> {
-        self.visit_where(|_, _| true, f)
-    }
-
-    /// Like [`Optimizer::visit`], restricted to entries whose replicated axes and shard satisfy the filter. For Adafactor's
-    /// reductions over a sharded dim, these include the axis along which it is sharded.
-    pub fn visit_where(
-        &self,
-        mut is_wanted: impl FnMut(AxisSet, &ShardSpec) -> bool,
-        mut f: impl FnMut(&str, &'static str, &ShardSpec, Tensor) -> Result<()>,
-    ) -> Result<()> {
-        for moment in self.groups.iter().flat_map(GroupState::all) {
-            for (range, piece) in moment.pieces.iter().enumerate() {
-                if is_wanted(piece.replicated, &piece.place) {
-                    f(&piece.param, moment.name, &piece.place, moment.flat.tensor(range)?)?;
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// Lets `write` change the shard with this number in the order of [`Optimizer::visit`], in place.
-    ///
-    /// Errors if there is none, a tensor still reads it, or `write` does.
-    pub fn write_state(
-        &mut self,
-        number: usize,
-        write: impl FnOnce(&mut Tensor) -> Result<()>,
-    ) -> Result<()> {
-        let mut range = number;
-        for moment in self.groups.iter_mut().flat_map(GroupState::all_mut) {
-            if range < moment.pieces.len() {
-                return moment.flat.with_mut(range, write);
-            }
-            range -= moment.pieces.len();
-        }
-        Err(Error::value("optimizer", format!("there is no state {number}")))
-    }
-
-    /// Like [`Optimizer::visit`], with the value to overwrite.
-    pub fn visit_mut(
-        &mut self,
-        mut f: impl FnMut(&str, &'static str, &ShardSpec, &mut Tensor) -> Result<()>,
-    ) -> Result<()> {
-        for Moment { name, pieces, flat } in self.groups.iter_mut().flat_map(GroupState::all_mut) {
-            for (range, piece) in pieces.iter().enumerate() {
-                flat.with_mut(range, |tensor| f(&piece.param, name, &piece.place, tensor))?;
-            }
-        }
-        Ok(())
     }
 }

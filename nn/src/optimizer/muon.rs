@@ -15,16 +15,16 @@
 //! their own, and so are gate and up. If a matrix is sharded over ranks, each rank gathers the whole u, computes the
 //! whole X and takes its own shard of it, so a layout does not change the result.
 
+use ferrotron_tensor::ops::adamw::AdamW;
 use ferrotron_tensor::ops::matmul::matmul;
 use ferrotron_tensor::ops::sq_norm::add_sq_norm;
 use ferrotron_tensor::{DType, Error, Result, Tensor};
 
 pub use ferrotron_tensor::ops::sgd::Nesterov;
 
-use super::block::Block;
 use super::check::{fractions, non_negative};
 use super::rule::{UpdateRule, UpdateStep};
-use super::shard_exchange::ExchangeSize;
+use super::shard_unit::ShardUnit;
 use super::state::StateSpec;
 
 /// Hyperparameters of Muon. Embeddings, the output head, norms and biases are updated by AdamW.
@@ -130,16 +130,8 @@ impl UpdateRule for MuonConfig {
     }
 
     fn validate(&self) -> Result<()> {
-        fractions(&[
-            ("the momentum of Muon", self.momentum),
-            ("beta1", self.adam_beta1),
-            ("beta2", self.adam_beta2),
-        ])?;
-        non_negative(&[
-            ("eps", self.adam_eps),
-            ("weight decay", self.weight_decay),
-            ("the extra scale factor of Muon", self.extra_scale),
-        ])?;
+        fractions(&[("the momentum of Muon", self.momentum)])?;
+        non_negative(&[("the extra scale factor of Muon", self.extra_scale)])?;
         match self.steps {
             1..=100 => Ok(()),
             steps => {
@@ -149,20 +141,18 @@ impl UpdateRule for MuonConfig {
         }
     }
 
-    fn updates_whole_tensors(&self) -> bool {
-        true
+    fn shard_unit(&self) -> ShardUnit {
+        ShardUnit::HiddenMatrices
+    }
+
+    fn fallback(&self) -> Option<Box<dyn UpdateRule>> {
+        let MuonConfig { adam_beta1: beta1, adam_beta2: beta2, .. } = *self;
+        let (eps, weight_decay) = (self.adam_eps, self.weight_decay);
+        Some(Box::new(AdamW { beta1, beta2, eps, weight_decay }))
     }
 
     fn states(&self, _dims: &[usize]) -> Vec<StateSpec> {
         vec![StateSpec::per_element("momentum_buffer")]
-    }
-
-    fn shard_exchanges(&self, blocks: &[&Block], accumulator: DType) -> Vec<ExchangeSize> {
-        let gather = |block: &&Block| {
-            let gathered_dim = Some(block.global_dims()[block.cut_dim()?]);
-            Some(ExchangeSize { numel: block.numel(), dtype: accumulator, gathered_dim })
-        };
-        blocks.iter().filter_map(gather).collect()
     }
 
     fn update(
@@ -184,9 +174,9 @@ impl UpdateRule for MuonConfig {
             Nesterov::Off => momentum,
             Nesterov::On => momentum.mul_scalar(self.momentum)?.add(&new)?,
         };
-        let own = self.orthogonalize_shard(block, &direction.reshape(block.dims())?, step)?;
+        let own = step.on_whole_matrix(&direction, |whole| self.orthogonalize(whole))?;
         let factor = lr * self.scale.factor(rows, columns) * self.extra_scale;
-        let update = own.reshape(&[weights.numel()])?.mul_scalar(factor)?;
+        let update = own.mul_scalar(factor)?;
         let keep = 1.0 - lr * step.weight_decay(self.weight_decay);
         let updated = weights.mul_scalar(keep)?.sub(&update)?;
         weights.copy_from(&updated)
@@ -194,19 +184,6 @@ impl UpdateRule for MuonConfig {
 }
 
 impl MuonConfig {
-    /// This rank's shard of what becomes of a matrix, from its shard `own`.
-    fn orthogonalize_shard(
-        &self,
-        block: &Block,
-        own: &Tensor,
-        step: &UpdateStep,
-    ) -> Result<Tensor> {
-        let Some(dim) = block.cut_dim() else { return self.orthogonalize(own) };
-        let (whole, range) = step.all_gather(own, dim, block.global_dims()[dim])?;
-        let whole = self.orthogonalize(&whole)?;
-        whole.narrow(dim as isize, range.start, range.len())?.contiguous()
-    }
-
     /// Brings the singular values of a matrix near 1.
     fn orthogonalize(&self, matrix: &Tensor) -> Result<Tensor> {
         let (rows, columns) = (matrix.dims()[0], matrix.dims()[1]);

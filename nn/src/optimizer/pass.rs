@@ -70,7 +70,7 @@ impl Pass<'_> {
         let n_moments = reduced.aligned;
         FlatBuffer::for_each_chunk_mut(&mut kept, &ranges, |run, kept| {
             let (index, range) = (runs[run].0, &runs[run].1);
-            let step = self.step_of(index, blocks);
+            let step = self.step_of(rule, index, blocks);
             let stored = gradients.slice(behind(range, owned_gradients.start))?;
             let gradients = self.gradients(rule, stored)?;
             let (moments, copies) = kept.split_at_mut(n_moments);
@@ -102,9 +102,14 @@ impl Pass<'_> {
     }
 
     /// The facts of the step for a piece.
-    fn step_of<'s>(&'s self, index: usize, blocks: &'s [Block]) -> UpdateStep<'s> {
+    fn step_of<'s>(
+        &'s self,
+        rule: &dyn UpdateRule,
+        index: usize,
+        blocks: &'s [Block],
+    ) -> UpdateStep<'s> {
         let prepared = self.prepared.get(index).map_or(&[][..], Vec::as_slice);
-        UpdateStep { block: blocks.get(index), prepared, ..self.step }
+        UpdateStep { block: blocks.get(index), unit: rule.shard_unit(), prepared, ..self.step }
     }
 
     /// The gradients as the rule reads them: for a rule that is no kernel in the accumulator dtype, multiplied by the

@@ -3,11 +3,12 @@
 use ferrotron_tensor::ops::round::round;
 use ferrotron_tensor::ops::step::{DeviceStepParams, StepParams};
 use ferrotron_tensor::{DType, Error, Result, Tensor};
-use std::ops::Range;
 
 use super::block::Block;
 use super::shard_exchange::{ExchangeSize, ShardExchange, ShardedSum};
+use super::shard_unit::ShardUnit;
 use super::state::StateSpec;
+
 /// A rule by which an [`Optimizer`](super::Optimizer) changes weights: the state that it keeps of each parameter, and
 /// one step.
 ///
@@ -54,10 +55,19 @@ pub trait UpdateRule: std::fmt::Debug + Send + Sync {
         Ok(())
     }
 
-    /// Returns whether [`UpdateRule::update`] gets one whole tensor at a time, a [`Block`]; ZeRO then gives each parameter
-    /// to one rank. If not, the default, it gets any ranges of elements, and each state has one number per element.
-    fn updates_whole_tensors(&self) -> bool {
-        false
+    /// The unit in which [`UpdateRule::update`] gets parameters. By default it gets any ranges of elements, and each state
+    /// has one number per element. With another unit it gets one tensor at a time, a [`Block`], and ZeRO gives each
+    /// parameter to one rank.
+    fn shard_unit(&self) -> ShardUnit {
+        ShardUnit::Elements
+    }
+
+    /// The rule of the parameters that are no hidden matrices, if this one's unit is [`ShardUnit::HiddenMatrices`]. It must
+    /// update elements. `None`, the default, is [`OptimizerConfig::ADAMW`](super::OptimizerConfig::ADAMW).
+    ///
+    /// [`OptimizerConfig::rule`](super::OptimizerConfig::rule) makes a rule of a choice.
+    fn fallback(&self) -> Option<Box<dyn UpdateRule>> {
+        None
     }
 
     /// The state that the rule keeps of a tensor of the global `dims`, in the order in which
@@ -80,7 +90,7 @@ pub trait UpdateRule: std::fmt::Debug + Send + Sync {
     }
 
     /// Computes numbers that need a whole step before the first update, for each block of `tensors`:
-    /// [`UpdateStep::prepared`]. Called once in a step for rules of [whole tensors](UpdateRule::updates_whole_tensors).
+    /// [`UpdateStep::prepared`]. Called once in a step for rules whose [unit](UpdateRule::shard_unit) is not elements.
     fn prepare(
         &self,
         tensors: &mut dyn StepTensors,
@@ -89,11 +99,20 @@ pub trait UpdateRule: std::fmt::Debug + Send + Sync {
         Ok((0..tensors.len()).map(|_| Vec::new()).collect())
     }
 
-    /// The exchanges with other ranks in a step that updates these blocks, for the count of bytes that a rank sends.
+    /// The exchanges along the tensor axis in a step that updates these blocks, for the count of bytes that a rank sends.
     /// States and updates have the dtype `accumulator`.
-    #[doc(hidden)]
-    fn shard_exchanges(&self, _blocks: &[&Block], _accumulator: DType) -> Vec<ExchangeSize> {
-        Vec::new()
+    ///
+    /// By default a rule of [`ShardUnit::HiddenMatrices`] calls [`UpdateStep::on_whole_matrix`] once for each matrix, and
+    /// another rule exchanges nothing. A rule that does otherwise says so here; numbers in training do not depend on it.
+    fn shard_exchanges(&self, blocks: &[&Block], accumulator: DType) -> Vec<ExchangeSize> {
+        if self.shard_unit() != ShardUnit::HiddenMatrices {
+            return Vec::new();
+        }
+        let gather = |block: &&Block| {
+            let gathered_dim = Some(block.global_dims()[block.cut_dim()?]);
+            Some(ExchangeSize { numel: block.numel(), dtype: accumulator, gathered_dim })
+        };
+        blocks.iter().filter_map(gather).collect()
     }
 
     /// Updates the vector `weights` from the vector `gradient`, of as many elements, and the declared `states`.
@@ -158,6 +177,8 @@ pub struct UpdateStep<'a> {
     /// The weight decay of the parameters, if it is not the rule's.
     pub(super) weight_decay: Option<f64>,
     pub(super) block: Option<&'a Block>,
+    /// The unit of the rule.
+    pub(super) unit: ShardUnit,
     pub(super) prepared: &'a [Tensor],
     pub(super) exchange: &'a dyn ShardExchange,
 }
@@ -209,9 +230,10 @@ impl<'a> UpdateStep<'a> {
 
     /// The tensor that is updated.
     ///
-    /// Errors unless the rule updates [whole tensors](UpdateRule::updates_whole_tensors).
+    /// Errors for a rule whose [unit](UpdateRule::shard_unit) is elements.
     pub fn block(&self) -> Result<&'a Block> {
-        let message = "only a rule that updates whole tensors sees one at a time";
+        let message =
+            "a rule that updates ranges of elements sees no tensor: choose another `shard_unit`";
         self.block.ok_or_else(|| Error::config("optimizer", message))
     }
 
@@ -232,14 +254,51 @@ impl<'a> UpdateStep<'a> {
         self.exchange.sum(what, tensor)
     }
 
-    /// Gathers the shards of a tensor along `dim`, `len` long in all; returns the range of this rank's `own` too.
-    pub(super) fn all_gather(
+    /// Calls `f` with the whole of a hidden matrix, of [`Block::global_dims`], and returns this rank's shard of the result,
+    /// as a vector. `own` is this rank's shard of the matrix: the gradient, or what a rule has made of it.
+    ///
+    /// If the matrix is sharded along the tensor axis, the ranks along it gather it, compute the same, and must all make
+    /// this call; each other rank has the whole.
+    ///
+    /// Errors unless the rule's [unit](UpdateRule::shard_unit) is [`ShardUnit::HiddenMatrices`], if `own` has another number
+    /// of elements than the shard or the result other dims than the matrix, and as `f`.
+    pub fn on_whole_matrix(
         &self,
         own: &Tensor,
-        dim: usize,
-        len: usize,
-    ) -> Result<(Tensor, Range<usize>)> {
-        self.exchange.all_gather(own, dim, len)
+        f: impl FnOnce(&Tensor) -> Result<Tensor>,
+    ) -> Result<Tensor> {
+        let refuse = |message: String| Err(Error::config("optimizer", message));
+        if self.unit != ShardUnit::HiddenMatrices {
+            return refuse(
+                "shards are gathered for rules with `ShardUnit::HiddenMatrices` only".to_string(),
+            );
+        }
+        let block = self.block()?;
+        let (dims, whole) = (block.dims(), block.global_dims());
+        if own.numel() != dims.iter().product() {
+            let (name, got) = (block.name(), own.dims());
+            return refuse(format!(
+                "a tensor of {got:?} is not this rank's shard {dims:?} of '{name}'"
+            ));
+        }
+        let (matrix, shard) = match block.cut_dim() {
+            None => (own.reshape(dims)?, None),
+            Some(dim) => {
+                let own = own.reshape(dims)?;
+                let (matrix, range) = self.exchange.all_gather(&own, dim, whole[dim])?;
+                (matrix, Some((dim, range)))
+            }
+        };
+        let result = f(&matrix)?;
+        if result.dims() != whole {
+            let (name, got) = (block.name(), result.dims());
+            return refuse(format!("a result of {got:?} instead of {whole:?} for '{name}'"));
+        }
+        let own = match shard {
+            None => result,
+            Some((dim, range)) => result.narrow(dim as isize, range.start, range.len())?,
+        };
+        own.contiguous()?.reshape(&[dims.iter().product()])
     }
 }
 
@@ -251,8 +310,11 @@ impl<R: UpdateRule + ?Sized> UpdateRule for &R {
     fn validate(&self) -> Result<()> {
         (**self).validate()
     }
-    fn updates_whole_tensors(&self) -> bool {
-        (**self).updates_whole_tensors()
+    fn shard_unit(&self) -> ShardUnit {
+        (**self).shard_unit()
+    }
+    fn fallback(&self) -> Option<Box<dyn UpdateRule>> {
+        (**self).fallback()
     }
     fn states(&self, dims: &[usize]) -> Vec<StateSpec> {
         (**self).states(dims)

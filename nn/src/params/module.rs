@@ -1,6 +1,6 @@
 //! Modules: whatever has parameters.
 
-use ferrotron_tensor::Result;
+use ferrotron_tensor::{Error, Result};
 
 use crate::{ModuleSummary, Param};
 
@@ -64,13 +64,24 @@ pub trait Module {
     /// # Ok::<(), ferrotron_tensor::Error>(())
     /// ```
     ///
-    /// Errors as [`Param::set_trainable`]; parameters before the offending one are then frozen.
+    /// Errors if the filter accepts no name. A part of a model that may have none of them, such as a pipeline stage, calls
+    /// [`Param::set_trainable`] instead. Errors as that; parameters before the offending one are then frozen.
     fn freeze(&self, filter: impl Fn(&str) -> bool) -> Result<usize>
     where
         Self: Sized,
     {
         let params = self.params();
         let chosen: Vec<&Param> = params.iter().filter(|param| filter(param.name())).collect();
+        if let ([], [first, ..]) = (&chosen[..], &params[..]) {
+            let last = params.last().unwrap_or(first);
+            let message = format!(
+                "the filter accepts none of {} parameters, from '{}' to '{}'",
+                params.len(),
+                first.name(),
+                last.name()
+            );
+            return Err(Error::config("freeze", message));
+        }
         chosen.iter().try_for_each(|param| param.set_trainable(false))?;
         Ok(chosen.len())
     }

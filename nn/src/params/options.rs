@@ -4,7 +4,9 @@ use ferrotron_tensor::{DType, Error, Result};
 use std::fmt;
 use std::sync::Arc;
 
-use crate::OptimizerConfig;
+use crate::params::param_patterns::ParamPatterns;
+use crate::params::registry::{Entry, roots};
+use crate::{OptimizerConfig, Param};
 
 /// Options of a parameter, in place of those of the run: see [`Scope::with_options`](crate::Scope::with_options).
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -51,24 +53,84 @@ impl ParamOptions {
 
 type Options = dyn Fn(&str) -> ParamOptions + Send + Sync;
 
-/// The closure of [`Scope::with_options`](crate::Scope::with_options).
+/// The closures of [`Scope::with_options`](crate::Scope::with_options) and
+/// [`Scope::with_options_for`](crate::Scope::with_options_for), the latter with their patterns.
 #[derive(Clone, Default)]
-pub(crate) struct OptionsByName(Option<Arc<Options>>);
+pub(crate) struct OptionsByName {
+    options: Option<Arc<Options>>,
+    patterns: Vec<Arc<ParamPatterns>>,
+}
 
 impl OptionsByName {
     /// Options given by `f`.
     pub fn new(f: impl Fn(&str) -> ParamOptions + Send + Sync + 'static) -> OptionsByName {
-        OptionsByName(Some(Arc::new(f)))
+        OptionsByName { options: Some(Arc::new(f)), patterns: Vec::new() }
+    }
+
+    /// The same options, changed by `change` for the parameters that `patterns` choose.
+    pub fn changed_for(
+        self,
+        patterns: ParamPatterns,
+        change: impl Fn(ParamOptions) -> ParamOptions + Send + Sync + 'static,
+    ) -> OptionsByName {
+        let (earlier, chosen) = (self.clone(), Arc::new(patterns));
+        let mut patterns = self.patterns;
+        patterns.push(chosen.clone());
+        let options = move |name: &str| match chosen.matches(name) {
+            true => change(earlier.get(name)),
+            false => earlier.get(name),
+        };
+        OptionsByName { options: Some(Arc::new(options)), patterns }
     }
 
     /// The options of the parameter `name`.
-    pub fn of(&self, name: &str) -> ParamOptions {
-        self.0.as_ref().map_or_else(ParamOptions::default, |f| f(name))
+    pub fn get(&self, name: &str) -> ParamOptions {
+        self.options.as_ref().map_or_else(ParamOptions::default, |options| options(name))
+    }
+
+    /// The patterns by which options were changed.
+    pub fn patterns(&self) -> &[Arc<ParamPatterns>] {
+        &self.patterns
+    }
+}
+
+/// The patterns of [`Scope::with_options_for`](crate::Scope::with_options_for) in the scopes of `params`, each with whether
+/// it matches a parameter that scopes of the same roots have made. A pipeline stage compares them with those of the others.
+pub fn option_patterns<'a>(params: impl IntoIterator<Item = &'a Param>) -> Vec<(String, bool)> {
+    let params: Vec<&Param> = params.into_iter().collect();
+    let roots = roots(params.iter().map(|param| param.entry()));
+    let made: Vec<Arc<Entry>> = roots.into_iter().flat_map(|root| root.siblings()).collect();
+    let names: Vec<&str> = made.iter().map(|entry| entry.name()).collect();
+    let mut lists: Vec<&Arc<ParamPatterns>> = Vec::new();
+    for list in params.iter().flat_map(|param| param.patterns()) {
+        if !lists.iter().any(|known| Arc::ptr_eq(known, list)) {
+            lists.push(list);
+        }
+    }
+    lists.into_iter().flat_map(|list| list.matched(&names)).collect()
+}
+
+/// Errors, naming it, if a pattern of [`option_patterns`] matches none of `count` parameters.
+pub fn check_option_patterns(patterns: &[(String, bool)], count: usize) -> Result<()> {
+    let matched = |wanted: &str| patterns.iter().any(|(pattern, is)| *is && pattern == wanted);
+    match patterns.iter().find(|(pattern, _)| !matched(pattern)) {
+        None => Ok(()),
+        Some((pattern, _)) => {
+            let message = format!(
+                "the pattern '{pattern}' of `Scope::with_options_for` or `with_accumulator_dtype` matches none of {count} \
+                 parameters: `Module::summary` has their names"
+            );
+            Err(Error::config("options", message))
+        }
     }
 }
 
 impl fmt::Debug for OptionsByName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(if self.0.is_some() { "OptionsByName(..)" } else { "OptionsByName(none)" })
+        f.write_str(if self.options.is_some() {
+            "OptionsByName(..)"
+        } else {
+            "OptionsByName(none)"
+        })
     }
 }

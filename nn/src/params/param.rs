@@ -6,10 +6,9 @@ use ferrotron_autograd::{Leaf, Var};
 use ferrotron_tensor::{DType, Error, Result, ShardSpec};
 use std::sync::Arc;
 
-use crate::optimizer::ShardUnit;
-use crate::params::options::ParamOptions;
+use crate::params::param_patterns::ParamPatterns;
 use crate::params::registry::Entry;
-use crate::{AxisSet, OptimizerConfig, SummaryRow};
+use crate::{AxisSet, ParamOptions, SummaryRow};
 
 /// Whether weight decay applies to a parameter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -40,6 +39,8 @@ pub(super) struct Facts {
     /// Whether it is a table of vectors by token: an embedding, or an output head.
     pub embedding: bool,
     pub options: ParamOptions,
+    /// The patterns by which its scope has changed options.
+    pub patterns: Vec<Arc<ParamPatterns>>,
     /// The dtype of activations: that of the scope.
     pub compute_dtype: DType,
     /// The seed of the scope.
@@ -149,6 +150,11 @@ impl Param {
         &self.facts.options
     }
 
+    /// The patterns by which its scope has changed options, also if they do not match it.
+    pub(crate) fn patterns(&self) -> &[Arc<ParamPatterns>] {
+        &self.facts.patterns
+    }
+
     /// The lengths, along dim 0, of the tensors packed in this parameter: of queries, keys and values, or of gate and
     /// up. Empty for a single tensor. Computations over whole tensors, such as means, treat each of these separately.
     pub(crate) fn blocks(&self) -> &[usize] {
@@ -160,29 +166,6 @@ impl Param {
     pub(crate) fn is_hidden_matrix(&self) -> bool {
         let dims = self.facts.shard_spec.global_dims().len();
         dims == 2 && self.facts.decay == WeightDecay::On && !self.facts.embedding
-    }
-
-    /// The shards that `optimizer` gathers from the ranks along the tensor axis, to update whole matrices, unless an option
-    /// of the parameter names another rule: the dim, its global length, and the local length of each matrix packed in this
-    /// parameter. Muon gathers hidden matrices.
-    pub fn gathered_shards(&self, optimizer: OptimizerConfig) -> Vec<(usize, usize, usize)> {
-        let rule = self.facts.options.optimizer.unwrap_or(optimizer);
-        if rule.shard_unit() != ShardUnit::HiddenMatrices || !self.is_hidden_matrix() {
-            return Vec::new();
-        }
-        let place = &self.facts.shard_spec;
-        let whole = [place.global_dims()[0]];
-        let blocks = if self.facts.blocks.is_empty() { &whole[..] } else { &self.facts.blocks };
-        let ends = blocks.iter().scan(0, |end, &len| {
-            *end += len;
-            Some(*end - len..*end)
-        });
-        let cut = ends.flat_map(|rows| {
-            let own = place.intersect_dim(0, rows.clone());
-            let sizes = [rows.len(), place.global_dims()[1]].into_iter().enumerate();
-            sizes.map(move |(dim, len)| (dim, len, own.dims()[dim])).collect::<Vec<_>>()
-        });
-        cut.filter(|&(dim, ..)| place.dims()[dim] < place.global_dims()[dim]).collect()
     }
 
     /// Declares a table of one vector per token: an embedding or an output head, which Muon leaves to AdamW. An

@@ -8,8 +8,9 @@ use ferrotron_tensor::{Category, Error, FlatBuffer, Result, ShardSpec, Tensor, p
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
-use crate::optimizer::ShardUnit;
-use crate::{AxisSet, BufferConfig, GradDType, Param, ParamOptions, Sharding, Unused, WeightDecay};
+use crate::{
+    AxisSet, BufferConfig, GradDType, Param, ParamOptions, ShardUnit, Sharding, Unused, WeightDecay,
+};
 
 /// Parameters with equal dtype, sharding and decay, in one weight and one gradient buffer. They share gradient reductions,
 /// norms and optimizer passes.

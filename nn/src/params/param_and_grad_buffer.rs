@@ -6,11 +6,12 @@ use ferrotron_tensor::{DType, Error, Result, Tensor};
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Weak};
 
-use crate::optimizer::ShardUnit;
+use crate::params::options::{check_option_patterns, option_patterns};
 use crate::params::param_and_grad_bucket::{shard_unit, unused_error};
 use crate::params::registry::{Entry, roots};
 use crate::{
-    AxisSet, BufferConfig, Param, ParamAndGradBucket, ParamOptions, Sharding, WeightDecay,
+    AxisSet, BufferConfig, Param, ParamAndGradBucket, ParamOptions, ShardUnit, Sharding,
+    WeightDecay,
 };
 
 /// All parameters of a model, in groups.
@@ -41,6 +42,8 @@ pub struct ParamAndGradBuffer {
     frozen: Vec<Param>,
     /// Alive as long as the layout, which decides what may be frozen.
     token: Arc<()>,
+    /// A parameter of each scope root that made some.
+    roots: Vec<Arc<Entry>>,
     ranks: usize,
 }
 
@@ -87,7 +90,9 @@ impl ParamAndGradBuffer {
             .collect::<Result<_>>()?;
         let token = Arc::new(());
         params.iter().chain(&frozen).for_each(|param| param.entry().set_buffers(&token));
-        Ok(ParamAndGradBuffer { groups, frozen, token, ranks: config.ranks })
+        let roots = roots(params.iter().chain(&frozen).map(Param::entry));
+        let roots = roots.into_iter().cloned().collect();
+        Ok(ParamAndGradBuffer { groups, frozen, token, roots, ranks: config.ranks })
     }
 
     /// The identity of these buffers, which no others have.
@@ -163,20 +168,32 @@ impl ParamAndGradBuffer {
     }
 
     /// Errors, naming them, if a scope that made one of these parameters, trainable or frozen, also made others that
-    /// still exist and that no existing buffer holds: they would never be trained. The first step of an
-    /// [`Optimizer`](crate::Optimizer) calls this.
+    /// still exist and that no existing buffer holds: they would never be trained. An [`Optimizer`](crate::Optimizer) calls
+    /// this in its first step, and in each one before which such a scope has made parameters.
+    ///
+    /// Errors, too, naming it, if no other ranks train the model and a pattern of
+    /// [`Scope::with_options_for`](crate::Scope::with_options_for) matches none of its parameters.
     pub fn check_owned(&self) -> Result<()> {
-        let roots = roots(self.params().chain(&self.frozen).map(Param::entry));
-        let unowned: Vec<String> = roots.into_iter().flat_map(Entry::unowned_siblings).collect();
+        if self.ranks == 1 {
+            let all: Vec<&Param> = self.params().chain(&self.frozen).collect();
+            check_option_patterns(&option_patterns(all.iter().copied()), all.len())?;
+        }
+        let unowned: Vec<String> =
+            self.roots.iter().flat_map(|root| root.unowned_siblings()).collect();
         if unowned.is_empty() {
             return Ok(());
         }
         let message = format!(
-            "the model's scope made '{}', but no buffer holds it, so that it would never be trained: meet it in \
-             `Module::visit`, or make what is not trained in a scope of its own",
+            "the model's scope made '{}', but no buffer holds it, so that it would never be trained: make it before the \
+             buffers and meet it in `Module::visit`, or make what is not trained in a scope of its own",
             unowned.join("', '")
         );
         Err(Error::config("parameters", message))
+    }
+
+    /// Number of parameters that scopes of the same roots have ever made.
+    pub(crate) fn params_made(&self) -> usize {
+        self.roots.iter().map(|root| root.made()).sum()
     }
 
     /// The names of the parameters of each group without a gradient in this step: see [`Unused`](crate::Unused).

@@ -45,12 +45,17 @@ impl ParamPatterns {
         last.is_some_and(|pattern| !pattern.starts_with('!'))
     }
 
+    /// Each pattern with whether it matches one of `names`.
+    pub(crate) fn matched(&self, names: &[&str]) -> Vec<(String, bool)> {
+        let matches = |pattern: &str| names.iter().any(|name| covers(body(pattern), name));
+        self.0.iter().map(|pattern| (pattern.clone(), matches(pattern))).collect()
+    }
+
     /// Errors, naming it, if a pattern matches none of `names`.
     pub fn check(&self, names: &[&str]) -> Result<()> {
-        let stray = |pattern: &&String| !names.iter().any(|name| covers(body(pattern), name));
-        match self.0.iter().find(stray) {
+        match self.matched(names).into_iter().find(|(_, matched)| !matched) {
             None => Ok(()),
-            Some(pattern) => {
+            Some((pattern, _)) => {
                 let (first, last) = (names.first().unwrap_or(&""), names.last().unwrap_or(&""));
                 let message = format!(
                     "'{pattern}' matches none of {} parameters, from '{first}' to '{last}'",

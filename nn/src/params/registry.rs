@@ -3,12 +3,15 @@
 
 use std::collections::HashMap;
 use std::fmt;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 /// Every parameter that scopes of one root have made and that still exists, and the sites of their random layers.
 #[derive(Clone, Default)]
 pub(crate) struct Registry {
     params: Arc<Mutex<Vec<Weak<Entry>>>>,
+    /// Number of parameters ever made.
+    made: Arc<AtomicUsize>,
     sites: Arc<Mutex<HashMap<String, Weak<()>>>>,
 }
 
@@ -28,6 +31,7 @@ impl Registry {
             buffers: Mutex::default(),
             registry: self.clone(),
         });
+        self.made.fetch_add(1, Relaxed);
         let mut entries = self.entries();
         // Entries of models that are gone would add up in a scope that makes many.
         if entries.len().is_power_of_two() {
@@ -79,10 +83,20 @@ impl Entry {
         self.buffers.lock().unwrap_or_else(PoisonError::into_inner).strong_count() > 0
     }
 
+    /// The existing parameters of the same root, itself included.
+    pub fn siblings(&self) -> Vec<Arc<Entry>> {
+        self.registry.existing()
+    }
+
     /// The names of the existing parameters of the same root that no existing buffer holds.
     pub fn unowned_siblings(&self) -> Vec<String> {
-        let unowned = self.registry.existing().into_iter().filter(|entry| !entry.is_in_buffers());
+        let unowned = self.siblings().into_iter().filter(|entry| !entry.is_in_buffers());
         unowned.map(|entry| entry.name.clone()).collect()
+    }
+
+    /// Number of parameters that scopes of the same root have ever made.
+    pub fn made(&self) -> usize {
+        self.registry.made.load(Relaxed)
     }
 
     /// The paths that random layers of the same root hold.
@@ -99,8 +113,8 @@ impl Entry {
 }
 
 /// One of the entries for each root.
-pub(crate) fn roots<'a>(entries: impl Iterator<Item = &'a Arc<Entry>>) -> Vec<&'a Entry> {
-    let mut roots: Vec<&Entry> = Vec::new();
+pub(crate) fn roots<'a>(entries: impl Iterator<Item = &'a Arc<Entry>>) -> Vec<&'a Arc<Entry>> {
+    let mut roots: Vec<&Arc<Entry>> = Vec::new();
     for entry in entries {
         if !roots.iter().any(|root| root.has_root_of(entry)) {
             roots.push(entry);

@@ -8,7 +8,7 @@ use crate::layers::rotary_tables::RotaryTables;
 use crate::params::options::OptionsByName;
 use crate::params::param::Facts;
 use crate::params::random_site::RandomSite;
-use crate::params::registry::{Entry, Registry, roots};
+use crate::params::registry::{Registry, roots};
 use crate::{Axis, AxisSet, Init, Module, Param, ParamOptions, ParamPatterns, WeightDecay};
 
 /// The context in which a module is built: path in the model, device, dtype, seed, and the replicated and
@@ -113,8 +113,37 @@ impl Scope {
         self
     }
 
+    /// Changes the options of the parameters that `patterns` choose by their global names; those of earlier calls stay.
+    ///
+    /// A pattern that matches no parameter of the model is an error: in the first step of an
+    /// [`Optimizer`](crate::Optimizer) on one rank, and when a `DataParallel` or `Trainer` is made.
+    ///
+    /// ```
+    /// use ferrotron_nn::{Bias, Init, Linear, ParamOptions, ParamPatterns, Scope};
+    /// use ferrotron_tensor::{DType, Device};
+    /// let scope = Scope::new(&Device::cpu(1)?, DType::F32, 1234)
+    ///     .with_options_for(&ParamPatterns::new(["encoder"])?, |of_run| ParamOptions { lr_multiplier: 0.1, ..of_run })
+    ///     .with_options_for(&ParamPatterns::new(["*.bias"])?, |of_run| ParamOptions { weight_decay: Some(0.1), ..of_run });
+    /// let layer = Linear::new(&scope.child("encoder.fc"), 3, 2, Bias::Yes, Init::XavierNormal)?;
+    /// let bias = layer.bias().expect("a bias").options();
+    /// assert_eq!((bias.lr_multiplier, bias.weight_decay), (0.1, Some(0.1)));
+    /// # Ok::<(), ferrotron_tensor::Error>(())
+    /// ```
+    #[must_use]
+    pub fn with_options_for(
+        mut self,
+        patterns: &ParamPatterns,
+        change: impl Fn(ParamOptions) -> ParamOptions + Send + Sync + 'static,
+    ) -> Scope {
+        if !patterns.is_empty() {
+            self.options = self.options.changed_for(patterns.clone(), change);
+        }
+        self
+    }
+
     /// Keeps the parameters that `patterns` choose in the accumulator dtype: in f32, in a model of 16 bits. Other
-    /// options of [`Scope::with_options`] stay.
+    /// options of [`Scope::with_options`] stay. A pattern that matches nothing is an error, as in
+    /// [`Scope::with_options_for`].
     ///
     /// ```
     /// use ferrotron_nn::{ParamPatterns, RmsNorm, Module, Scope};
@@ -127,15 +156,8 @@ impl Scope {
     /// ```
     #[must_use]
     pub fn with_accumulator_dtype(self, patterns: &ParamPatterns) -> Scope {
-        if patterns.is_empty() {
-            return self;
-        }
-        let (others, patterns) = (self.options.clone(), patterns.clone());
         let dtype = self.dtype.accumulator();
-        self.with_options(move |name| match (others.of(name), patterns.matches(name)) {
-            (options, true) => ParamOptions { dtype: Some(dtype), ..options },
-            (options, false) => options,
-        })
+        self.with_options_for(patterns, move |of_run| ParamOptions { dtype: Some(dtype), ..of_run })
     }
 
     /// The scope of a submodule.
@@ -181,7 +203,7 @@ impl Scope {
         let entry = self.registry.add(&name);
         let key = RandomKey::new(self.seed, 0, &name);
         let (shard, site) = (shard_spec.clone(), name.clone());
-        let mut options = self.options.of(&name);
+        let mut options = self.options.get(&name);
         options.dtype = options.dtype.filter(|&dtype| dtype != self.dtype); // equal options are equal values
         let dtype = options.dtype.unwrap_or(self.dtype);
         let leaf = Leaf::lazy(name, &self.device, dtype, shard_spec.dims(), move |tensor| {
@@ -197,6 +219,7 @@ impl Scope {
             blocks: Vec::new(),
             embedding: false,
             options,
+            patterns: self.options.patterns().to_vec(),
             compute_dtype,
             seed,
         };
@@ -259,7 +282,7 @@ impl Scope {
 /// Stages of a pipeline compare them: [`Scope::random_site`] knows the layers of one stage only.
 pub fn random_sites<'a>(params: impl IntoIterator<Item = &'a Param>) -> Vec<String> {
     let roots = roots(params.into_iter().map(Param::entry));
-    let mut all: Vec<String> = roots.into_iter().flat_map(Entry::sites).collect();
+    let mut all: Vec<String> = roots.into_iter().flat_map(|root| root.sites()).collect();
     all.sort_unstable();
     all
 }

@@ -56,10 +56,10 @@ fn frozen_parameters_stay_and_the_others_learn() -> Result<()> {
 /// stay whole.
 #[test]
 fn frozen_parameters_have_no_gradient_and_no_moments_to_the_byte() -> Result<()> {
-    let kept = |frozen: fn(&str) -> bool| {
+    let kept = |frozen: Option<fn(&str) -> bool>| {
         let device = Device::cpu(1)?;
         let layers = layers(&device)?;
-        layers.freeze(frozen)?;
+        frozen.map(|frozen| layers.freeze(frozen)).transpose()?;
         let params = layers.iter().flat_map(Module::params).collect::<Vec<_>>();
         let buffers = ParamAndGradBuffer::new(&params)?;
         let _optimizer = Optimizer::new(OptimizerConfig::ADAMW, &buffers)?;
@@ -69,9 +69,9 @@ fn frozen_parameters_have_no_gradient_and_no_moments_to_the_byte() -> Result<()>
         Ok([Category::Weights, Category::Gradients, Category::Optimizer].map(bytes))
     };
     let layer = 72 * 4;
-    let same: Result<_> = kept(|_| false);
+    let same: Result<_> = kept(None);
     assert_eq!(same?, [3 * layer, 3 * layer, 6 * layer]);
-    let third: Result<_> = kept(|name| !name.starts_with("2."));
+    let third: Result<_> = kept(Some(|name| !name.starts_with("2.")));
     assert_eq!(third?, [3 * layer, layer, 2 * layer]);
     Ok(())
 }
@@ -102,6 +102,15 @@ fn layers_before_the_first_trainable_one_save_nothing() -> Result<()> {
     let first = layers[0].clone();
     let constant = checkpoint(&[&x], move |inputs| Ok(vec![first.forward(&inputs[0])?]))?;
     assert!(!constant[0].needs_gradient());
+    Ok(())
+}
+
+#[test]
+fn a_filter_that_accepts_no_name_is_refused() -> Result<()> {
+    let layers = layers(&Device::cpu(1)?)?;
+    let error = layers.freeze(|name| name.starts_with("3.")).unwrap_err().to_string();
+    let want = "freeze: the filter accepts none of 6 parameters, from '0.weight' to '2.bias'";
+    assert_eq!(error, want);
     Ok(())
 }
 

@@ -18,6 +18,8 @@ mod losses;
 mod mixed_precision;
 mod muon;
 mod optimizers;
+#[path = "../common/orthogonalized.rs"]
+mod orthogonalized;
 mod position_bias;
 mod random_layers;
 mod refused_steps;

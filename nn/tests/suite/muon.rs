@@ -146,7 +146,7 @@ fn muon_refuses_buffers_that_cut_matrices() -> Result<()> {
     let buffers = ParamAndGradBuffer::new(&params)?;
     let muon = OptimizerConfig::Muon(MuonConfig::default());
     let error = Optimizer::new(muon, &buffers).err().expect("a refusal").to_string();
-    assert!(error.contains("Muon has to see the whole of '"), "{error}");
+    assert!(error.contains("'muon' has to see the whole of '"), "{error}");
     assert!(error.contains("name it as the `optimizer` of BufferConfig"), "{error}");
     Ok(())
 }

@@ -129,6 +129,38 @@ fn a_parameter_that_visit_forgets_is_named_by_the_first_step() -> Result<()> {
     other.step(&others, &STEP)
 }
 
+/// An adapter, say, that is put into a model in training.
+#[test]
+fn a_layer_made_after_the_first_step_is_named() -> Result<()> {
+    let device = Device::cpu(1)?;
+    let scope = Scope::new(&device, DType::F64, 1);
+    let pair = Pair::new(&scope.child("model"), false)?;
+    let buffers = ParamAndGradBuffer::new(&pair.params())?;
+    let mut optimizer = Optimizer::new(OptimizerConfig::SGD, &buffers)?;
+    let mut step = || -> Result<()> {
+        buffers.zero_gradients();
+        pair.forward(&input(&device, 1.0)?)?.sum_all()?.backward()?;
+        optimizer.step(&buffers, &STEP)
+    };
+    step()?;
+    let layer = |scope: &Scope| Linear::new(&scope.child("late"), 2, 2, Bias::No, Init::Ones);
+    let late = layer(&scope)?;
+    for _ in 0..2 {
+        let error = step().unwrap_err().to_string();
+        let want = "parameters: the model's scope made 'late.weight', but no buffer holds it, so that it would never be \
+                    trained: make it before the buffers and meet it in `Module::visit`, or make what is not trained in a \
+                    scope of its own";
+        assert_eq!(error, want);
+    }
+    drop(late);
+    step()?;
+    // What is not trained, and what other buffers hold.
+    let _teacher = layer(&Scope::new(&device, DType::F64, 2))?;
+    let other = layer(&scope)?;
+    let _others = ParamAndGradBuffer::new(&other.params())?;
+    step()
+}
+
 #[test]
 fn a_step_that_trains_nothing_is_refused() -> Result<()> {
     let device = Device::cpu(1)?;

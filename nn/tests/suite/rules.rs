@@ -2,13 +2,14 @@
 
 use ferrotron_nn::{
     BufferConfig, EMA, Init, Optimizer, OptimizerConfig, Param, ParamAndGradBuffer, ParamOptions,
-    Rounding, Scope, Sharding, StateShape, StateSpec, StepConfig, UpdateConfig, UpdateRule,
-    UpdateStep, WeightDecay, WeightUpdate,
+    ParamPatterns, Rounding, Scope, ShardUnit, Sharding, StateShape, StateSpec, StepConfig,
+    UpdateConfig, UpdateRule, UpdateStep, WeightDecay, WeightUpdate,
 };
 use ferrotron_tensor::{DType, Device, Result, Tensor};
 
 use crate::gradients::{give_gradients, values};
 use crate::heavy_ball::HeavyBall;
+use crate::orthogonalized::Orthogonalized;
 
 pub const LR: f64 = 0.05;
 pub const SCALE: f64 = 0.5;
@@ -79,13 +80,13 @@ fn a_rule_of_a_users_is_a_rule() -> Result<()> {
 
 /// A rule that declares what it cannot have.
 #[derive(Debug)]
-struct Declares(&'static str, StateShape, bool);
+struct Declares(&'static str, StateShape, ShardUnit);
 
 impl UpdateRule for Declares {
     fn name(&self) -> &'static str {
         "declares"
     }
-    fn updates_whole_tensors(&self) -> bool {
+    fn shard_unit(&self) -> ShardUnit {
         self.2
     }
     fn states(&self, _dims: &[usize]) -> Vec<StateSpec> {
@@ -110,14 +111,133 @@ fn states_that_do_not_fit_are_refused_by_name() -> Result<()> {
         let rule = OptimizerConfig::custom(rule);
         Optimizer::new(rule, &buffers).err().expect("a refusal").to_string()
     };
-    let error = refusal(&Declares("rows", StateShape::PerRow, false));
+    let error = refusal(&Declares("rows", StateShape::PerRow, ShardUnit::Elements));
     assert!(error.contains("the state 'rows' has fewer numbers than elements"), "{error}");
-    let error = refusal(&Declares("master", StateShape::PerElement, false));
+    let error = refusal(&Declares("master", StateShape::PerElement, ShardUnit::Elements));
     assert!(error.contains("the name of the state 'master' is taken"), "{error}");
-    let error = refusal(&Declares("a.b", StateShape::PerElement, false));
+    let error = refusal(&Declares("a.b", StateShape::PerElement, ShardUnit::Elements));
     assert!(error.contains("a state cannot be named 'a.b'"), "{error}");
-    let error = refusal(&Declares("rows", StateShape::PerRow, true));
+    let error = refusal(&Declares("rows", StateShape::PerRow, ShardUnit::Parameters));
     assert!(error.contains("'bias' of [4] has no rows and columns"), "{error}");
+    Ok(())
+}
+
+/// A mistake in a rule for whole matrices.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Mistake {
+    /// It updates whole parameters, and gathers.
+    Parameters,
+    /// It passes something else than its shard.
+    Own,
+    /// It returns something else than a matrix of the same dims.
+    Result,
+    /// Its fallback needs whole tensors.
+    Fallback,
+}
+
+impl UpdateRule for Mistake {
+    fn name(&self) -> &'static str {
+        "mistake"
+    }
+    fn shard_unit(&self) -> ShardUnit {
+        match self {
+            Mistake::Parameters => ShardUnit::Parameters,
+            _ => ShardUnit::HiddenMatrices,
+        }
+    }
+    fn fallback(&self) -> Option<Box<dyn UpdateRule>> {
+        (*self == Mistake::Fallback).then(|| OptimizerConfig::custom(&Orthogonalized).rule())
+    }
+    fn states(&self, _dims: &[usize]) -> Vec<StateSpec> {
+        Vec::new()
+    }
+    fn update(
+        &self,
+        _: &mut Tensor,
+        gradient: &Tensor,
+        _: &mut [&mut Tensor],
+        step: &UpdateStep,
+    ) -> Result<()> {
+        let own = match self {
+            Mistake::Own => gradient.narrow(0, 0, 1)?,
+            _ => gradient.clone(),
+        };
+        let transposed = |whole: &Tensor| whole.transpose(0, 1);
+        step.on_whole_matrix(&own, transposed).map(drop)
+    }
+}
+
+#[test]
+fn mistakes_with_whole_matrices_are_named() -> Result<()> {
+    let refusal = |rule: &'static Mistake| -> Result<String> {
+        let params = params(&Scope::new(&Device::cpu(1)?, DType::F32, 1))?;
+        let optimizer = OptimizerConfig::custom(rule);
+        let layout = BufferConfig { optimizer, ..BufferConfig::default() };
+        let buffers = ParamAndGradBuffer::with_config(&params, &layout)?;
+        set_gradients(&params, 0)?;
+        let step = StepConfig { lr: LR, grad_scale: SCALE };
+        let result = Optimizer::new(optimizer, &buffers)
+            .and_then(|mut optimizer| optimizer.step(&buffers, &step));
+        Ok(result.unwrap_err().to_string())
+    };
+    let error = refusal(&Mistake::Parameters)?;
+    let want = "optimizer: shards are gathered for rules with `ShardUnit::HiddenMatrices` only";
+    assert_eq!(error, want);
+    let error = refusal(&Mistake::Own)?;
+    assert!(error.contains("a tensor of [1] is not this rank's shard ["), "{error}");
+    let error = refusal(&Mistake::Result)?;
+    assert!(error.contains("a result of [") && error.contains("] instead of ["), "{error}");
+    let error = refusal(&Mistake::Fallback)?;
+    let want = "optimizer: rule 'mistake': its fallback 'orthogonalized' does not update elements: choose another, such as \
+                AdamW";
+    assert_eq!(error, want);
+    Ok(())
+}
+
+/// The directions of wide, tall and packed matrices have singular values near 1; tables and biases are Lion's.
+#[test]
+fn a_users_rule_sees_whole_matrices_and_has_a_fallback() -> Result<()> {
+    let choice = OptimizerConfig::custom(&Orthogonalized);
+    let run = |optimizer: OptimizerConfig| -> Result<_> {
+        let params = params(&Scope::new(&Device::cpu(1)?, DType::F64, 1))?;
+        let layout = BufferConfig { optimizer, ..BufferConfig::default() };
+        let buffers = ParamAndGradBuffer::with_config(&params, &layout)?;
+        let before = values(&params)?;
+        let mut optimizer = Optimizer::new(optimizer, &buffers)?;
+        train(&buffers, &mut optimizer, &params, 1)?;
+        Ok((before, values(&params)?))
+    };
+    let (before, after) = run(choice)?;
+    let lion = OptimizerConfig::Lion { beta1: 0.9, beta2: 0.99, weight_decay: 0.1 };
+    assert_eq!(after[3..], run(lion)?.1[3..]);
+    for (k, first, rows, columns) in [(0, 0, 4, 7), (1, 0, 6, 3), (2, 0, 4, 5), (2, 4, 2, 5)] {
+        let range = first * columns..(first + rows) * columns;
+        let moved = before[k][range.clone()].iter().zip(&after[k][range]);
+        // The sum of squares of such a direction is its rank, or less where a gradient has none.
+        let squares: f64 = moved.map(|(w, v)| ((w * (1.0 - LR * 0.1) - v) / LR).powi(2)).sum();
+        assert!(squares <= rows.min(columns) as f64 + 1e-6, "{k}: {squares}");
+        assert!(squares > 0.9, "{k}: {squares}");
+    }
+    Ok(())
+}
+
+/// One name in a list is mistyped.
+#[test]
+fn a_pattern_of_options_that_matches_no_parameter_is_refused_in_the_first_step() -> Result<()> {
+    let slow = |of_run| ParamOptions { lr_multiplier: 0.1, ..of_run };
+    let refusal = |patterns: &[&str]| -> Result<Option<String>> {
+        let patterns = ParamPatterns::new(patterns.iter().copied())?;
+        let scope = Scope::new(&Device::cpu(1)?, DType::F32, 1).with_options_for(&patterns, slow);
+        let params = params(&scope)?;
+        drop(scope);
+        let buffers = ParamAndGradBuffer::new(&params)?;
+        let mut optimizer = Optimizer::new(OptimizerConfig::SGD, &buffers)?;
+        Ok(train(&buffers, &mut optimizer, &params, 1).err().map(|error| error.to_string()))
+    };
+    assert_eq!(refusal(&["wide", "tall"])?, None);
+    let want = "options: the pattern 'tabel' of `Scope::with_options_for` or `with_accumulator_dtype` matches none of 5 \
+                parameters: `Module::summary` has their names";
+    assert_eq!(refusal(&["wide", "tabel"])?.as_deref(), Some(want));
     Ok(())
 }
 

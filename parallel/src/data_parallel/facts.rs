@@ -1,5 +1,6 @@
 //! Refuses parameters whose facts would train them wrongly on a mesh.
 
+use ferrotron_nn::shard_exchange::{GatheredShard, gathered_shards};
 use ferrotron_nn::{Axis, OptimizerConfig, Param};
 use ferrotron_tensor::{Error, Result};
 
@@ -10,12 +11,12 @@ use crate::tensor_parallel::SequenceParallel;
 /// step, other parameters would be updated already.
 pub(super) fn check_gathers(param: &Param, mesh: &Mesh, optimizer: OptimizerConfig) -> Result<()> {
     let ranks = mesh.axis(Axis::Tensor);
-    for (dim, len, held) in param.gathered_shards(optimizer) {
+    for GatheredShard { dim, len, local_len } in gathered_shards(param, optimizer) {
         let even = ranks.local_range(len).len();
-        if held != even {
+        if local_len != even {
             let message = format!(
                 "'{}': {} gathers its shards along dim {dim} of {len}, of which rank {} of {} along the tensor axis must \
-                 hold {even}, not {held}: cut it by `TensorParallel::shard`, or give it another `optimizer` by \
+                 hold {even}, not {local_len}: cut it by `TensorParallel::shard`, or give it another `optimizer` by \
                  `Scope::with_options`",
                 param.name(),
                 param.options().optimizer.unwrap_or(optimizer).rule().name(),

@@ -1,7 +1,7 @@
 //! Refuses what several pipeline stages hold without saying so: parameters, of which each stage would train a copy, and
 //! random layers on one path, which would draw the same numbers.
 
-use ferrotron_nn::{Axis, Param, random_sites};
+use ferrotron_nn::{Axis, Param, check_option_patterns, option_patterns, random_sites};
 use ferrotron_tensor::{Error, Result};
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
@@ -15,14 +15,19 @@ struct StageNames {
     /// Each parameter, and whether it is declared replicated along the pipeline, with partial gradients if it is trained.
     params: Vec<(String, bool)>,
     random_sites: Vec<String>,
+    /// The patterns of options by name, and whether each matches one of these parameters.
+    option_patterns: Vec<(String, bool)>,
 }
 
 /// Errors, on all ranks along the pipeline, if stages share a parameter that is not declared tied, or that others than
-/// the first and the last stage hold, or if they have random layers on one path. Does nothing on one stage or a fake
-/// device.
+/// the first and the last stage hold, or if they have random layers on one path, and if options were given by a pattern
+/// that matches no parameter of any stage. Does nothing for several stages on a fake device.
 pub(super) fn check_stages(params: &[Param], mesh: &Mesh) -> Result<()> {
     let stages = mesh.axis(Axis::Pipeline);
-    if stages.size() == 1 || params.iter().any(|param| param.leaf().device().is_fake()) {
+    if stages.size() == 1 {
+        return check_option_patterns(&option_patterns(params), params.len());
+    }
+    if params.iter().any(|param| param.leaf().device().is_fake()) {
         return Ok(());
     }
     let named = |param: &Param| {
@@ -31,12 +36,23 @@ pub(super) fn check_stages(params: &[Param], mesh: &Mesh) -> Result<()> {
         (param.name().to_string(), tied)
     };
     let params_of_stage = params.iter().map(named).collect();
-    let own = StageNames { params: params_of_stage, random_sites: random_sites(params) };
+    let own = StageNames {
+        params: params_of_stage,
+        random_sites: random_sites(params),
+        option_patterns: option_patterns(params),
+    };
     let all: Vec<StageNames> = gather_values(stages, &[own])?.into_iter().flatten().collect();
-    let Some(message) = shared_parameter(&all).or_else(|| shared_site(&all)) else { return Ok(()) };
+    let shared = shared_parameter(&all).or_else(|| shared_site(&all));
+    let checked = match shared {
+        Some(message) => Err(Error::config("data_parallel", message)),
+        None => {
+            let patterns = all.iter().flat_map(|stage| stage.option_patterns.clone());
+            let count = all.iter().map(|stage| stage.params.len()).sum();
+            check_option_patterns(&patterns.collect::<Vec<_>>(), count)
+        }
+    };
     // A rank that ends with an error ends the calls of the others, which must have the names first.
-    drop(stages.barrier().wait());
-    Err(Error::config("data_parallel", message))
+    checked.inspect_err(|_| drop(stages.barrier().wait()))
 }
 
 /// The first parameter that stages share wrongly.

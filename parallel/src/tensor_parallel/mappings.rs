@@ -12,6 +12,9 @@
 //! | [`reduce_scatter_to_sp`] | partial sum | reduce-scatter | all-gather |
 //! | [`all_to_all`] | shard of one dim | shard of another dim | the inverse |
 //!
+//! They are named after the tensor axis (tp) and the sequence that it shards (sp), and take any group. [`gather_from_sp`]
+//! along the data axis, for example, gives each rank the features of all samples, for a contrastive loss of its own ones.
+//!
 //! There is no plain differentiable all-reduce: its gradient depends on the state of its operand.
 
 use ferrotron_autograd::{Backward, Cotangents, InputGrads, Var, forward_span};

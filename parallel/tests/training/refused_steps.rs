@@ -2,8 +2,8 @@
 
 use ferrotron_autograd::Var;
 use ferrotron_nn::{
-    Axis, Bias, Init, Linear, Module, MuonConfig, Optimizer, OptimizerConfig, Param, Scope,
-    Sharding, StepConfig, WeightDecay, clip_coefficient,
+    Axis, Bias, Init, Linear, Module, MuonConfig, Optimizer, OptimizerConfig, Param, ParamOptions,
+    ParamPatterns, Scope, Sharding, StepConfig, WeightDecay, clip_coefficient,
 };
 use ferrotron_parallel::collective::{World, WorldConfig, run_threads};
 use ferrotron_parallel::data_parallel::{DataParallel, DataParallelConfig};
@@ -323,6 +323,37 @@ fn uneven_shards_of_a_matrix_are_refused_at_construction() {
     rows([2, 4], OptimizerConfig::ADAMW)
         .into_iter()
         .for_each(|result| assert_eq!(result.unwrap(), None));
+}
+
+/// A stage need not have a parameter for each pattern, but one of them must.
+#[test]
+fn patterns_of_options_that_match_on_no_stage_are_refused() -> Result<()> {
+    let refusals = |ranks: usize, stages: usize, pattern: &'static str| -> Result<Vec<_>> {
+        let results = run_threads(ranks, &WorldConfig::default(), |world| {
+            let layout = ParallelDims::new(ranks, 1, 1, stages)?;
+            let mesh = Mesh::new(&world, layout, SequenceParallel::Off)?;
+            let patterns = ParamPatterns::new([pattern])?;
+            let scope =
+                mesh.scope(&Device::cpu(1)?, DType::F64, 1).with_options_for(&patterns, |of_run| {
+                    ParamOptions { lr_multiplier: 0.5, ..of_run }
+                });
+            let stage = mesh.axis(Axis::Pipeline).rank();
+            let scope = scope.child(&format!("layers.{stage}"));
+            let layer = Linear::new(&scope, 2, 1, Bias::No, Init::Ones)?;
+            let parallel = DataParallel::new(&[&layer], &mesh, &DataParallelConfig::default());
+            Ok(parallel.err().map(|error| error.to_string()))
+        });
+        results.into_iter().collect()
+    };
+    for (ranks, stages) in [(2, 1), (2, 2), (4, 2)] {
+        assert!(refusals(ranks, stages, "layers.0")?.iter().all(Option::is_none));
+        let want = "options: the pattern 'layers.7' of `Scope::with_options_for`";
+        for refusal in refusals(ranks, stages, "layers.7")? {
+            let refusal = refusal.expect("a refusal");
+            assert!(refusal.starts_with(want), "{refusal}");
+        }
+    }
+    Ok(())
 }
 
 #[test]

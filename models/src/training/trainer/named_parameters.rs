@@ -27,7 +27,9 @@ pub(super) fn freeze<M: Model>(
             format!("all {} parameters are frozen: nothing is left to train", names.len());
         return Err(Error::config("freeze-parameters", message));
     }
-    parts.iter().try_for_each(|part| part.freeze(|name| patterns.matches(name)).map(drop))
+    let params = parts.iter().flat_map(Module::params);
+    let mut chosen = params.filter(|param| patterns.matches(param.name()));
+    chosen.try_for_each(|param| param.set_trainable(false))
 }
 
 /// `scope`, in which the parameters of [`TrainerConfig::keep_in_fp32`] have f32.
