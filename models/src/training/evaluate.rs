@@ -120,7 +120,12 @@ pub fn evaluate<M: Model>(
     let (sum, terms) = loss.reduce(sums.sums, mesh.world())?;
     let total = sum.item()? / loss.denominator;
     let terms = terms.map(|terms| terms.to_f64()).transpose()?;
-    let losses = loss.means(total, terms.as_deref());
+    let losses = match loss.why_empty() {
+        Some(why) => Err(Error::value("evaluate", why)),
+        None => loss.means(total, terms.as_deref()),
+    };
+    // A rank that ends with an error ends the calls of the others: all have the sums first.
+    let losses = losses.inspect_err(|_| drop(mesh.world().barrier().wait()))?;
     Ok(Some(Evaluation {
         loss: total,
         perplexity: total.exp(),

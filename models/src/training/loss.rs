@@ -118,7 +118,11 @@ impl LossReduction {
         // One term gets its factor as the gradient, several as factors of their sums.
         let (cotangent, relative, denominator) = match (&own.0[..], &all.0[..]) {
             ([own], [all]) => (factor(own), vec![1.0], all.count / all.weight),
-            (own, _) => (1.0, own.iter().map(factor).collect(), 1.0),
+            // Nothing divided by nothing is not finite, and such a step is bad.
+            (own, all) => {
+                let counts = all.iter().any(|term| term.weight != 0.0 && term.count > 0.0);
+                (1.0, own.iter().map(factor).collect(), f64::from(u8::from(counts)))
+            }
         };
         let cotangent = cotangent * loss_scale;
         LossReduction { names, cotangent, relative, mean, weights, denominator }
@@ -127,6 +131,21 @@ impl LossReduction {
     /// For an evaluation, which has no gradients.
     pub fn evaluation(counts: &LossCounts) -> LossReduction {
         LossReduction::new(counts, counts, 1.0)
+    }
+
+    /// Says why there is no loss, if no term with a weight has elements over all ranks.
+    pub fn why_empty(&self) -> Option<String> {
+        let terms = || self.names.iter().zip(&self.weights).zip(&self.mean);
+        let counted = |((_, weight), mean): ((_, &f64), &f64)| *weight != 0.0 && *mean > 0.0;
+        if terms().any(counted) {
+            return None;
+        }
+        let names: Vec<&str> = self.names.to_vec();
+        Some(format!(
+            "`Model::loss_terms` gives '{}' 0 elements over all samples and ranks: give samples that count, or count what \
+             `Model::forward` sums",
+            names.join("', '")
+        ))
     }
 
     /// Sums each term over `world`. Returns their weighted sum, a scalar to divide by the denominator, and, if there
@@ -189,11 +208,25 @@ impl LossReduction {
     }
 
     /// The mean of each term, by name: from the reported loss, or from the sums of several terms over the world.
-    pub fn means(&self, loss: f64, sums: Option<&[f64]>) -> Vec<(&'static str, f64)> {
+    ///
+    /// Errors, naming it, if a term without elements has a sum other than 0, which no gradient contains.
+    pub fn means(&self, loss: f64, sums: Option<&[f64]>) -> Result<Vec<(&'static str, f64)>> {
+        // A sum that is not finite makes a loss that is not.
+        let stray =
+            |&(term, sum): &(usize, f64)| self.mean[term] == 0.0 && sum != 0.0 && sum.is_finite();
+        let mut by_term = sums.into_iter().flatten().copied().enumerate();
+        if let Some((term, sum)) = by_term.find(stray) {
+            let name = self.names[term];
+            let message = format!(
+                "`Model::loss_terms` gives '{name}' 0 elements over all samples and ranks, and `Model::forward` returned \
+                 a sum of {sum}: count what it sums"
+            );
+            return Err(Error::value("loss", message));
+        }
         let means: Vec<f64> = match sums {
             Some(sums) => self.mean.iter().zip(sums).map(|(mean, sum)| mean * sum).collect(),
             None => self.weights.iter().map(|weight| loss / weight).collect(),
         };
-        self.names.iter().copied().zip(means).collect()
+        Ok(self.names.iter().copied().zip(means).collect())
     }
 }

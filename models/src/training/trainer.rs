@@ -6,6 +6,7 @@ mod equal_ranks;
 mod graph;
 mod imported_weights;
 mod named_parameters;
+mod outcome;
 mod report;
 mod step;
 
@@ -141,10 +142,8 @@ impl<M: Model> Trainer<M> {
         let optimizer = Optimizer::with_update(config.optimizer, data_parallel.buffers(), &update)?;
         config.check_rule(&optimizer)?;
         let host = if device.is_gpu() { Device::cpu(1)? } else { device.clone() };
-        let step = DeviceStepParams::new(
-            device,
-            &optimizer.numbers(&StepConfig { lr: 0.0, grad_scale: 1.0 }),
-        )?;
+        let numbers = optimizer.numbers(&StepConfig { lr: 0.0, grad_scale: 1.0 });
+        let step = DeviceStepParams::new(device, &numbers)?;
         let reports = Reports::new(device)?;
         let mut trainer = Trainer {
             model: model.clone(),

@@ -108,7 +108,7 @@ impl Reports {
     /// Reads the results of all steps, in one transfer, and returns the first failed step, if any. Later steps get no
     /// reports.
     ///
-    /// Errors if a collective of `world` has failed, which makes the results invalid.
+    /// Errors if a collective of `world` has failed, which makes the results invalid, and as [`LossReduction::means`].
     pub fn read(&mut self, world: &Group) -> Result<Option<FailedStep>> {
         let Some(first) = self.unread.first() else { return Ok(None) };
         let (found, stopped) = self.outcomes.read(self.unread.len())?;
@@ -122,7 +122,10 @@ impl Reports {
                 break;
             }
             let skipped = !grad_norm.is_finite();
-            self.read.push(StepReport { skipped, seconds, ..report(&given, loss, grad_norm)? });
+            let report = report(&given, loss, grad_norm);
+            // A rank that ends with an error ends the calls of the others: all have the results first.
+            let report = report.inspect_err(|_| drop(world.barrier().wait()))?;
+            self.read.push(StepReport { skipped, seconds, ..report });
         }
         Ok(lost)
     }
@@ -169,7 +172,7 @@ fn report(given: &InFlightStep, loss: f64, grad_norm: f64) -> Result<StepReport>
     Ok(StepReport {
         step: given.before.step + 1,
         loss,
-        losses: given.loss.means(loss, sums.as_deref()),
+        losses: given.loss.means(loss, sums.as_deref())?,
         lr: given.lr,
         grad_norm,
         loss_scale: given.loss_scale,

@@ -10,6 +10,7 @@ use tracing::trace_span;
 
 use super::bad_step::REMEDY;
 use super::graph::{Frozen, StepGraph, Taken};
+use super::outcome::Outcome;
 use super::report::{FailedStep, InFlightStep};
 use super::{ExecutionMode, Microbatch, Model, ScheduleUnit, StepReport, Trainer};
 use crate::io::checkpoint::TrainState;
@@ -27,17 +28,6 @@ struct StepBatch {
     pass: Context,
     loss: LossReduction,
     loss_scale: f64,
-}
-
-/// The end of a step.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Outcome {
-    /// Weights are updated, unless the device has decided otherwise.
-    Applied,
-    /// The gradients overflowed under a dynamic loss scale.
-    Overflow,
-    /// The step is bad, and training continues.
-    Bad,
 }
 
 impl<M: Model> Trainer<M> {
@@ -127,43 +117,8 @@ impl<M: Model> Trainer<M> {
         if outcome == Outcome::Applied && !graph {
             self.update()?;
         }
-        if outcome != Outcome::Bad {
-            self.loss_scaler.update(outcome == Outcome::Overflow);
-        }
-        self.progress.loss_scaler = self.loss_scaler.skips().then(|| self.loss_scaler.state());
-        self.progress.step += 1;
-        self.progress.consumed_samples += batch.global_batch_size as u64;
-        if outcome != Outcome::Applied {
-            self.progress.skipped_samples += batch.global_batch_size as u64;
-        }
+        self.advance(batch.global_batch_size as u64, outcome);
         Ok(())
-    }
-
-    /// Decides whether the step whose report was read last is applied. A step that the host does not see before the next
-    /// one is decided by the device.
-    ///
-    /// # Errors
-    /// A bad step, if it stops training; too many in a row.
-    fn judge(&mut self) -> Result<Outcome> {
-        let bad_steps = self.config.bad_steps;
-        let Some(report) = self.reports.last() else { return Ok(Outcome::Applied) };
-        if report.skipped {
-            return Ok(Outcome::Overflow);
-        }
-        if report.bad_step.is_none() {
-            report.bad_step = bad_steps.spike(report.loss, &self.progress);
-        }
-        let Some(why) = report.bad_step.clone() else {
-            bad_steps.count_applied(report.loss, &mut self.progress);
-            return Ok(Outcome::Applied);
-        };
-        if !bad_steps.continues() {
-            let step = report.step;
-            self.reports.drop_last();
-            return Err(Error::value("train", format!("step {step}: {why}; {REMEDY}")));
-        }
-        bad_steps.count_bad(&why, &mut self.progress)?;
-        Ok(Outcome::Bad)
     }
 
     /// Fetches this rank's samples of the next global batch and announces those behind it. Counts the elements of the loss
@@ -352,7 +307,7 @@ impl<M: Model> Trainer<M> {
             self.update()
         })?;
         if taken == Taken::Replayed {
-            self.optimizer.count_step(self.data_parallel.buffers());
+            self.optimizer.count_step(self.data_parallel.buffers())?;
         }
         // The next replay overwrites them.
         let sums = graph.terms.copy()?;
@@ -364,14 +319,13 @@ impl<M: Model> Trainer<M> {
     fn read(&mut self, samples: &dyn Samples) -> Result<()> {
         let Some(lost) = self.reports.read(self.mesh.world())? else { return Ok(()) };
         if self.config.bad_steps.continues() {
-            let why = self.not_finite(lost.loss, lost.grad_norm)?;
+            let why = self.why_not_finite(&lost)?;
             return self.reports.push_bad(&lost, why);
         }
-        let FailedStep { given, loss, grad_norm, later } = lost;
-        self.progress = given.before;
-        self.optimizer.set_steps(given.updates);
+        self.progress = lost.given.before.clone();
+        self.optimizer.set_steps(lost.given.updates);
         self.graph = None;
-        if later > 0 {
+        if lost.later > 0 {
             let device = self.scope.device().clone();
             device.run(|| {
                 let batch = self.next_batch(samples)?;
@@ -381,19 +335,20 @@ impl<M: Model> Trainer<M> {
             })?;
         }
         self.reports.outcomes.clear()?;
-        let (step, why) = (self.progress.step + 1, self.not_finite(loss, grad_norm)?);
+        let (step, why) = (self.progress.step + 1, self.why_not_finite(&lost)?);
         Err(Error::value("train", format!("step {step}: {why}; {REMEDY}")))
     }
 
-    /// Says what is not finite.
-    fn not_finite(&self, loss: f64, grad_norm: f64) -> Result<String> {
-        let culprit = self.buffers().first_non_finite()?;
-        let culprit = match culprit {
-            Some(name) => format!("first offender: {name}"),
-            None if loss.is_finite() && grad_norm.is_finite() => {
+    /// Says what is not finite in a step, and why as far as it is known.
+    fn why_not_finite(&self, step: &FailedStep) -> Result<String> {
+        let FailedStep { given, loss, grad_norm, .. } = step;
+        let culprit = match (given.loss.why_empty(), self.buffers().first_non_finite()?) {
+            (Some(why), _) => why,
+            (_, Some(name)) => format!("first offender: {name}"),
+            _ if loss.is_finite() && grad_norm.is_finite() => {
                 "another replica's gradient norm is not finite".into()
             }
-            None => "every parameter of this rank is finite".into(),
+            _ => "every parameter of this rank is finite".into(),
         };
         Ok(format!("loss {loss}, gradient norm {grad_norm}; {culprit}"))
     }

@@ -30,6 +30,10 @@ enum Mistake {
     LeftOut,
     /// A term has the numbers of elements and weights of this table, by its number.
     Term(usize),
+    /// There are so many terms, and none has elements.
+    Empty(usize),
+    /// The first term has no elements, and a sum.
+    Uncounted,
 }
 
 /// Weight and number of elements of terms that are none.
@@ -61,6 +65,15 @@ impl Model for Wrong {
                 let (weight, count) = TERMS[number];
                 Ok(vec![LossTerm { name: "squares", weight, count }])
             }
+            Mistake::Empty(terms) => {
+                let all = Mlp::loss_terms(&CONFIG, batch)?.into_iter().take(terms);
+                Ok(all.map(|term| LossTerm { count: 0.0, ..term }).collect())
+            }
+            Mistake::Uncounted => {
+                let mut terms = Mlp::loss_terms(&CONFIG, batch)?;
+                terms[0].count = 0.0;
+                Ok(terms)
+            }
             _ => Mlp::loss_terms(&CONFIG, batch),
         }
     }
@@ -89,7 +102,8 @@ impl Model for Wrong {
             }
             Mistake::NoSum => output.losses[0].1 = output.losses[0].1.reshape(&[1])?,
             Mistake::LeftOut => output.losses.retain(|(name, _)| *name != "penalty"),
-            Mistake::Term(_) => {}
+            Mistake::Empty(1) => output.losses.retain(|(name, _)| *name == "squares"),
+            Mistake::Term(_) | Mistake::Empty(_) | Mistake::Uncounted => {}
         }
         Ok(output)
     }
@@ -165,6 +179,51 @@ fn a_term_that_no_rank_returns_ends_all_ranks_with_one_line() -> Result<()> {
         });
         for rank in ranks {
             assert_eq!(rank?, LEFT_OUT, "evaluates {evaluates}");
+        }
+    }
+    Ok(())
+}
+
+const NONE: &str = "0 elements over all samples and ranks";
+
+/// Nothing divided by nothing would be reported as NaN, and a sum that nobody divides would not be trained.
+#[test]
+fn terms_without_elements_are_named_on_every_rank() -> Result<()> {
+    let empty = |names: &str| {
+        format!("`Model::loss_terms` gives '{names}' {NONE}: give samples that count")
+    };
+    let uncounted = format!(
+        "`Model::loss_terms` gives 'squares' {NONE}, and `Model::forward` returned a sum of"
+    );
+    for (mistake, want) in [
+        (Mistake::Empty(1), empty("squares")),
+        (Mistake::Empty(2), empty("squares', 'penalty")),
+        (Mistake::Uncounted, uncounted),
+    ] {
+        for (data, pipeline) in [(1, 1), (2, 1), (1, 2), (2, 2)] {
+            // The last stage has the only term.
+            if mistake == Mistake::Empty(1) && pipeline > 1 {
+                continue;
+            }
+            let layout = Layout { data, pipeline, micro_batch: 2, ..ALONE };
+            let ranks = data * pipeline;
+            let dims = ParallelDims::new(ranks, 1, 1, pipeline)?;
+            let ranks = run_threads(ranks, &WorldConfig::default(), |world| {
+                let mesh = Mesh::new(&world, dims, SequenceParallel::Off)?;
+                let scope = Scope::new(&Device::cpu(1)?, DType::F64, 7);
+                let config = layout.config()?;
+                let mut trainer = Trainer::<Wrong>::on_mesh(&scope, &mesh, &mistake, config)?;
+                let before = values(&trainer)?;
+                let evaluated = trainer.evaluate(&POINTS, &StopFlag::default());
+                let step = trainer.step(&POINTS).unwrap_err().to_string();
+                assert_eq!(values(&trainer)?, before);
+                Ok([evaluated.unwrap_err().to_string(), step])
+            });
+            let ranks = ranks.into_iter().collect::<Result<Vec<_>>>()?;
+            for errors in &ranks {
+                assert_eq!(errors, &ranks[0], "{layout:?}");
+                assert!(errors.iter().all(|error| error.contains(&want)), "{errors:?}");
+            }
         }
     }
     Ok(())
