@@ -1,5 +1,6 @@
 //! The loss of a step: terms, each a mean over the global batch.
 
+use ferrotron_parallel::agreement::wait_for_all;
 use ferrotron_parallel::collective::{Group, Reduction};
 use ferrotron_tensor::ops::concat::concat;
 use ferrotron_tensor::ops::reduce::sum_all;
@@ -178,8 +179,7 @@ impl LossReduction {
                     "`Model::loss_terms` names '{name}', and `Model::forward` did not return it on any rank: add it by \
                      `StageOutput::loss` or `with_loss`"
                 );
-                // A rank that ends with an error ends the calls of the others: all have the sums first.
-                let _ = world.barrier().wait();
+                wait_for_all(world);
                 return Err(Error::value("loss", message));
             }
         }

@@ -6,7 +6,7 @@ use ferrotron_tensor::{Error, Result};
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 
-use crate::agreement::gather_values;
+use crate::agreement::{gather_values, wait_for_all};
 use crate::mesh::Mesh;
 
 /// The names of a stage.
@@ -34,8 +34,7 @@ pub(super) fn check_stages(params: &[Param], mesh: &Mesh) -> Result<()> {
     let own = StageNames { params: params_of_stage, random_sites: random_sites(params) };
     let all: Vec<StageNames> = gather_values(stages, &[own])?.into_iter().flatten().collect();
     let Some(message) = shared_parameter(&all).or_else(|| shared_site(&all)) else { return Ok(()) };
-    // A rank that ends with an error ends the calls of the others, which must have the names first.
-    drop(stages.barrier().wait());
+    wait_for_all(stages);
     Err(Error::config("data_parallel", message))
 }
 

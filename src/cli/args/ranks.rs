@@ -25,7 +25,7 @@ pub struct RankArgs {
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub pipeline_model_parallel_size: usize,
     /// Port at which rank 0 listens for the others [default: MASTER_PORT + 1, or one that follows from the id that the
-    /// launcher gives the job]
+    /// launcher gives the job, if there is no MASTER_PORT or the system may give the port behind it to connections]
     #[arg(long, value_name = "PORT")]
     pub rendezvous_port: Option<u16>,
     /// Minutes that ranks wait for one another, to meet and in each call, and that ranks of --nproc have to save and
