@@ -32,9 +32,9 @@ const NAMED: usize = 4;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Facts,
-    /// It cannot continue because of its options.
+    /// The rank cannot continue because of its options.
     Refused,
-    /// It cannot continue for another reason.
+    /// The rank cannot continue for another reason.
     Failed,
 }
 

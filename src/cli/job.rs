@@ -30,7 +30,7 @@ pub enum ProcessRole {
     Alone,
     /// One rank of several.
     Rank(RankEnvironment),
-    /// It starts as many ranks.
+    /// Starts as many ranks.
     Launcher(usize),
 }
 

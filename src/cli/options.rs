@@ -90,7 +90,7 @@ impl Options {
         }
     }
 
-    /// These options, and those of a lower source that these do not decide.
+    /// Adds to these options those of a lower source that these do not decide.
     pub fn over(mut self, lower: Options) -> Options {
         let decided = |name: &str| {
             let same = SYNONYMS.iter().find(|names| names.contains(&name));

@@ -40,7 +40,7 @@ pub struct BlendedInput {
     pub order_crc32: Option<u32>,
 }
 
-/// What decides the order of training samples beside the data.
+/// The numbers that decide the order of training samples beside the data.
 pub struct OrderLength {
     /// The number of samples of the whole run, if the order depends on it.
     pub samples: Option<u64>,
@@ -97,7 +97,7 @@ pub type NamedSamples = (Option<String>, Box<dyn FiniteSamples>);
 pub struct RunSamples {
     train: Prefetch,
     validation: Vec<NamedSamples>,
-    /// Those of the evaluation behind the last step, if there is one.
+    /// Samples of the evaluation behind the last step, if there is one.
     test: Option<Box<dyn FiniteSamples>>,
 }
 

@@ -42,6 +42,20 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use tempfile::TempDir;
 
+/// A model that `plan` and `simulate` are asked about; the number of words comes last.
+const PLANNED_MODEL: &[&str] = &[
+    "--num-layers",
+    "4",
+    "--hidden-size",
+    "256",
+    "--num-attention-heads",
+    "4",
+    "--seq-length",
+    "128",
+    "--vocab-size",
+    "512",
+];
+
 /// A model that trains in a blink.
 const TINY: &[&str] = &[
     "--num-layers",

@@ -34,7 +34,7 @@ pub struct PreprocessProgress {
 /// The result of a call.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PreprocessReport {
-    /// For each key, the prefix of its files and their number of documents and of tokens.
+    /// The prefix of each key's files, and their number of documents and of tokens.
     pub outputs: Vec<(PathBuf, u64, u64)>,
     /// Lines and rows that were skipped.
     pub skipped: u64,

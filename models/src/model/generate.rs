@@ -250,7 +250,7 @@ mod tests {
         assert_eq!(chosen(with(None, None)), chosen(with(None, None)));
     }
 
-    /// Over a vocabulary of which a part is sorted, choices are those of sorting all of it.
+    /// Choices over a vocabulary of which a part is sorted are those of sorting all of it.
     #[test]
     fn sorting_a_part_chooses_as_sorting_all() {
         let logit = |i: u64| 6.0 * RandomKey::new(5, 0, "logits").uniform(i);

@@ -106,8 +106,8 @@ pub(crate) struct LossReduction {
 }
 
 impl LossReduction {
-    /// For gradients over the elements `own` and reports over `all`; the two differ where replicas take steps of
-    /// their own.
+    /// The reduction for gradients over the elements `own` and reports over `all`; the two differ where replicas take
+    /// steps of their own.
     pub fn new(own: &LossCounts, all: &LossCounts, loss_scale: f64) -> LossReduction {
         // A rank may have no valid tokens if ranks take independent steps.
         let factor =
@@ -125,7 +125,7 @@ impl LossReduction {
         LossReduction { names, cotangent, relative, mean, weights, denominator }
     }
 
-    /// For an evaluation, which has no gradients.
+    /// The reduction for an evaluation, which has no gradients.
     pub fn evaluation(counts: &LossCounts) -> LossReduction {
         LossReduction::new(counts, counts, 1.0)
     }

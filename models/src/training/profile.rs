@@ -30,7 +30,7 @@ pub struct Profile {
     pub steps: usize,
     /// Seconds of a step, which are more than without a profile by a few microseconds per hundred calls.
     pub s_per_step: f64,
-    /// What the machine reaches at most.
+    /// The largest rates that the machine reaches.
     pub ceilings: ProfileCeilings,
     /// The operations, the longest first.
     pub operations: Vec<OperationProfile>,

@@ -54,7 +54,7 @@ pub struct Trainer<M: Model> {
     optimizer: Optimizer,
     loss_scaler: LossScaler,
     progress: TrainState,
-    /// For numbers that ranks agree on before a step: of a GPU they would have to be waited for.
+    /// The device of numbers that ranks agree on before a step: a GPU's would have to be waited for.
     host: Device,
     /// The numbers of the step that the optimizer's kernels read.
     step: DeviceStepParams,

@@ -21,7 +21,7 @@ use crate::{
 #[derive(Debug, Clone, Module)]
 pub struct AttentionHeads {
     path: String,
-    /// None without dropout.
+    /// `None` without dropout.
     #[module(skip)]
     dropout_site: Option<RandomSite>,
     config: AttentionConfig,

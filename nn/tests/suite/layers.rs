@@ -58,7 +58,7 @@ fn linear_layers_and_norms() -> Result<()> {
     Ok(())
 }
 
-/// In 16 bits 1 + w is computed in f32, and both norms begin as the same function.
+/// Both norms begin as the same function, and 1 + w is computed in f32 where weights have 16 bits.
 #[test]
 fn a_gain_around_one_keeps_small_weights() -> Result<()> {
     let device = Device::cpu(1)?;

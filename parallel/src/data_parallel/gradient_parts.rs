@@ -33,7 +33,7 @@ struct PartsOfRank {
 enum Parts {
     /// No parameter has such gradients.
     Absent,
-    /// They are 0, or overflowed.
+    /// The sums are 0, or overflowed.
     Unknown,
     /// Each is the same on all ranks.
     Same,

@@ -12,7 +12,7 @@ use crate::collective::{Group, partition_range};
 /// Bytes that a rank sends for gradients and weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ExpectedTraffic {
-    /// To the ranks along the batch axes (data and context).
+    /// Bytes to the ranks along the batch axes (data and context).
     pub batch: u64,
     /// Bytes to other holders of the same parameters. They are along the tensor axis for norms with sequence
     /// parallelism, and at the other end of the pipeline for tied embeddings.

@@ -38,7 +38,7 @@ struct Launcher {
     job: NamesJobs,
 }
 
-/// In order of precedence. Slurm comes last: where mpirun runs in a job of Slurm, the ranks inherit the
+/// Launchers in order of precedence. Slurm comes last: where mpirun runs in a job of Slurm, the ranks inherit the
 /// variables of the task that started them.
 const LAUNCHERS: &[Launcher] = &[
     // torchrun and `launch`.

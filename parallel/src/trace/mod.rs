@@ -51,10 +51,10 @@ const CHUNK: usize = 1 << 20;
 
 const OPERATION: &str = "trace";
 
-/// With what every file begins; behind it comes the name of a rank, if any could be recorded.
+/// The beginning of every file; behind it comes the name of a rank, if any could be recorded.
 const BEGIN: &str = "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n";
 
-/// With what every file ends.
+/// The end of every file.
 const END: &[u8] = b"\n]}\n";
 
 /// The trace of one rank. See the [module](self).
@@ -80,7 +80,7 @@ pub struct Trace {
     watch: Watch,
     world: Group,
     device: Device,
-    /// On rank 0: the file that all events go to in the end.
+    /// The file that all events go to in the end, on rank 0.
     target: Option<(PathBuf, File)>,
 }
 

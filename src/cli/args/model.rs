@@ -15,7 +15,7 @@ pub enum Architecture {
     Gpt2,
     /// Rotary positions, RMSNorm, SwiGLU, no biases, a head of its own.
     Llama,
-    /// As llama, with GeGLU, tied and scaled embeddings, norms around attention and MLP, soft caps, and windows.
+    /// Adds to llama GeGLU, tied and scaled embeddings, norms around attention and MLP, soft caps, and windows.
     Gemma2,
     /// Attention to all positions, masked tokens, the order of two segments.
     Bert,
@@ -38,9 +38,9 @@ pub enum NormalizationArg {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum NormPlacementArg {
-    /// Before attention and MLP, as in Megatron-LM.
+    /// Norms before attention and MLP, as in Megatron-LM.
     Pre,
-    /// Behind the residual additions, as in the original BERT.
+    /// Norms behind the residual additions, as in the original BERT.
     Post,
 }
 

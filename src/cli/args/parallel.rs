@@ -91,7 +91,7 @@ impl ParallelArgs {
         self.ranks.layout(world, self.context_parallel_size)
     }
 
-    /// Among one rank there is nothing to cut.
+    /// Whether positions are cut; one rank has nothing to cut.
     pub fn sequence(&self) -> SequenceParallel {
         match self.sequence_parallel && self.ranks.tensor_model_parallel_size > 1 {
             true => SequenceParallel::On,

@@ -1,4 +1,4 @@
-//! To Hugging Face.
+//! The export of models to folders of Hugging Face.
 
 use ferrotron_nn::Module;
 use ferrotron_tensor::{Error, Result, Tensor};

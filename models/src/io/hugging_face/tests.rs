@@ -1,4 +1,4 @@
-//! Against `transformers` (numbers checked in under tests/hf), there and back, and every refusal.
+//! Comparisons with `transformers` (numbers checked in under tests/hf), there and back, and every refusal.
 
 use super::*;
 use crate::io::data::{Sampler, TokenSource};

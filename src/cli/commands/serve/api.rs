@@ -48,7 +48,7 @@ pub struct Prompt {
     pub echo: bool,
 }
 
-/// What became of a prompt.
+/// The result of a prompt.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Completion {
     /// The tokens that were added.

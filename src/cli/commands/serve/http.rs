@@ -38,7 +38,7 @@ const TO_WRITE: Duration = Duration::from_secs(1);
 /// Time between two looks at the request to stop.
 const POLL: Duration = Duration::from_millis(50);
 
-/// What the handlers of all connections share.
+/// State that the handlers of all connections share.
 pub struct Service {
     pub tokenizer: Tokenizer,
     pub vocab_size: usize,

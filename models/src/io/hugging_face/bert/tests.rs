@@ -1,4 +1,4 @@
-//! Against `transformers` (numbers checked in under tests/hf), there and back, and the refusals.
+//! Comparisons with `transformers` (numbers checked in under tests/hf), there and back, and the refusals.
 
 use super::*;
 use crate::io::data::{Batch, PairBatch};
