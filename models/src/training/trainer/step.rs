@@ -282,8 +282,10 @@ impl<M: Model> Trainer<M> {
     /// Enqueues the reduction of the loss and the global gradient norm, and decides on the device whether the update is
     /// applied. Returns the sums of the loss terms over the world, if there are several.
     fn check_gradients(&mut self, step: &StepBatch, sums: Vec<Tensor>) -> Result<Option<Tensor>> {
-        let (loss, terms) = step.loss.reduce(sums, self.mesh.world())?;
+        // With the last reductions of gradients, so that ranks wait for both at once.
+        let loss = step.loss.reduce(sums, self.mesh.world())?;
         self.data_parallel.finish_step()?;
+        let (loss, terms) = loss.wait()?;
         let sq_norm = &self.data_parallel.sq_norm()?;
         // If replicas take independent steps, each has its own norm, but all must stop together.
         let data = self.mesh.axis(Axis::Data);
