@@ -171,6 +171,9 @@ fn prompts_and_sampling_at_the_edges() {
         ferrotron(path, &[&["generate"][..], &more].concat())
     };
     assert_eq!(succeeded(of_file("prompts")), together);
+    let more = ["--prompt=line", "--prompt=-"];
+    let line = refused(ferrotron(path, &[&["generate", "--load", "run"][..], &more].concat()), 1);
+    assert!(line.contains("--prompt: tokenizer: character '-'"), "{line}");
     for (file, named) in [("gap", "'gap' has an empty line 2"), ("gone", "'gone' cannot be read")] {
         let line = refused(of_file(file), 2);
         assert!(line.contains(named), "{line}");

@@ -23,7 +23,7 @@ pub struct GenerateArgs {
     #[arg(long, value_name = "PATH")]
     load: Option<PathBuf>,
     /// Text to continue; several are continued together [default: a line break, or the first token where there is none]
-    #[arg(long, value_name = "TEXT")]
+    #[arg(long, value_name = "TEXT", num_args = 1..)]
     prompt: Vec<String>,
     /// File of texts to continue, one a line
     #[arg(long, value_name = "FILE", conflicts_with = "prompt")]
