@@ -5,7 +5,7 @@
 
 use ferrotron::models::data::tasks::{ScoreRequest, TokenScore};
 use ferrotron::models::evaluate::LocalModel;
-use ferrotron::models::generate::{GenerationRequest, Sampling, generate_batch};
+use ferrotron::models::generate::{Sampling, generate};
 use ferrotron::models::gpt::Gpt;
 use ferrotron::models::score::{ScoreConfig, score};
 use ferrotron::models::stop::StopFlag;
@@ -148,10 +148,9 @@ impl Engine<'_> {
     /// Continues the prompts that take more than a look at the likeliest next token.
     fn generate(&self, prompts: &[Prompt]) -> Result<Vec<Completion>> {
         let several = |prompt: &&Prompt| !is_single_step(prompt);
-        let longer: Vec<&Prompt> = prompts.iter().filter(several).collect();
         let mut added = match self.model.mesh.world().size() {
-            1 => self.with_cache(&longer)?,
-            _ => self.by_scores(&longer)?,
+            1 => self.with_cache(prompts.iter().filter(several))?,
+            _ => self.by_scores(&prompts.iter().filter(several).collect::<Vec<_>>())?,
         }
         .into_iter();
         let completion = |prompt: &Prompt| match is_single_step(prompt) {
@@ -161,30 +160,24 @@ impl Engine<'_> {
         Ok(prompts.iter().map(completion).collect())
     }
 
-    /// Continues prompts on a single rank, `micro_batch_size` at a time, each with a key-value cache.
-    fn with_cache(&self, prompts: &[&Prompt]) -> Result<Vec<Vec<u32>>> {
-        let [gpt] = self.model.parts else {
-            return Err(Error::config("serve", "a rank must have one chunk of the model"));
-        };
-        let mut all = Vec::new();
-        for prompts in prompts.chunks(self.micro_batch_size.max(1)) {
-            let request = |prompt: &&Prompt| GenerationRequest {
-                prompt: prompt.tokens.clone(),
-                max_new_tokens: prompt.max_tokens,
-                sampling: self.sampling(prompt),
+    /// Continues one prompt after another on a single rank, each with a key-value cache.
+    fn with_cache<'a>(&self, prompts: impl Iterator<Item = &'a Prompt>) -> Result<Vec<Vec<u32>>> {
+        let continued = |prompt: &Prompt| {
+            let mut added = Vec::new();
+            let sampling = self.sampling(prompt);
+            let [gpt] = self.model.parts else {
+                return Err(Error::config("serve", "a rank must have one chunk of the model"));
             };
-            let requests: Vec<GenerationRequest> = prompts.iter().map(request).collect();
-            let mut added = vec![Vec::new(); prompts.len()];
-            generate_batch(gpt, &requests, |index, token| {
-                added[index].push(token);
-                match self.is_stopped(prompts[index], &added[index]) {
+            generate(gpt, &prompt.tokens, prompt.max_tokens, &sampling, |token| {
+                added.push(token);
+                match self.is_stopped(prompt, &added) {
                     true => ControlFlow::Break(()),
                     false => ControlFlow::Continue(()),
                 }
             })?;
-            all.append(&mut added);
-        }
-        Ok(all)
+            Ok(added)
+        };
+        prompts.map(continued).collect()
     }
 
     /// Continues prompts together on several ranks. Each token costs a forward over all positions.
