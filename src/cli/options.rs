@@ -156,6 +156,9 @@ impl Options {
         let words = self.iter().flat_map(|(name, value)| match value {
             Value::Bool(true) => vec![format!("--{name}")],
             Value::Bool(false) => Vec::new(), // a flag's default
+            Value::Array(_) if self.values(name).iter().any(|value| value.starts_with('-')) => {
+                self.values(name).iter().map(|value| format!("--{name}={value}")).collect()
+            }
             Value::Array(_) => [format!("--{name}")].into_iter().chain(self.values(name)).collect(),
             scalar => vec![format!("--{name}={}", text(scalar))],
         });

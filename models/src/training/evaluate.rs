@@ -117,7 +117,7 @@ pub fn evaluate<M: Model>(
     let counts = counts.sum(|count| data.sum(&host, count))?;
     let loss = LossReduction::evaluation(&counts);
     loss.check_returned(&sums, &mut Vec::new(), mesh.world())?;
-    let (sum, terms) = loss.reduce(sums.sums, mesh.world())?;
+    let (sum, terms) = loss.reduce(sums.sums, mesh.world())?.wait()?;
     let total = sum.item()? / loss.denominator;
     let terms = terms.map(|terms| terms.to_f64()).transpose()?;
     let losses = loss.means(total, terms.as_deref());
