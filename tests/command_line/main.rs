@@ -35,6 +35,7 @@ mod stopping;
 mod streams;
 mod switches;
 mod tasks;
+mod tasks_in_runs;
 mod tokenize;
 mod train_samples;
 mod two_runs;
