@@ -10,6 +10,7 @@ use ferrotron::models::support::ModelSizes;
 use ferrotron::models::tokenizer::Tokenizer;
 use ferrotron::models::traffic::{StepTraffic, expected_traffic};
 use ferrotron::models::trainer::{Model, Trainer};
+use ferrotron::parallel::mesh::ParallelDims;
 use ferrotron::{Error, Result};
 use std::path::Path;
 
@@ -59,14 +60,15 @@ pub trait TrainedModel: Model {
     /// The samples of a run.
     fn samples(input: &RunInput, run: &RunConfig, scope: &SampleScope) -> Result<RunSamples>;
 
-    /// The tasks on which the model is evaluated during the run.
+    /// The tasks on which the model is evaluated during the run in a layout.
     ///
     /// # Errors
-    /// A model without tasks; tasks whose data cannot be read.
+    /// A model without tasks; tasks whose data cannot be read, or that the layout excludes.
     fn tasks(
         args: &TrainArgs,
         _: &Tokenizer,
         _: &Self::Config,
+        _: &ParallelDims,
     ) -> Result<Vec<Box<dyn EvaluationTask<Self>>>> {
         if args.tensorboard.log_samples_to_tensorboard {
             let message = "a bert writes no text: leave it out";
@@ -143,6 +145,7 @@ impl TrainedModel for Gpt {
         args: &TrainArgs,
         tokenizer: &Tokenizer,
         config: &Self::Config,
+        layout: &ParallelDims,
     ) -> Result<Vec<Box<dyn EvaluationTask<Gpt>>>> {
         let seq_length = args.model.seq_length()?;
         let overlapping_eval = args.evaluation.overlapping_eval.min(seq_length);
@@ -154,7 +157,7 @@ impl TrainedModel for Gpt {
         let mut tasks =
             args.evaluation.tasks()?.into_iter().map(open).collect::<Result<Vec<_>>>()?;
         if args.tensorboard.log_samples_to_tensorboard {
-            tasks.push(Box::new(SampleTask::new(args, tokenizer)?));
+            tasks.push(Box::new(SampleTask::new(args, tokenizer, layout)?));
         }
         Ok(tasks)
     }

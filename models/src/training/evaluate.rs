@@ -40,7 +40,8 @@ pub struct LocalModel<'a, M: Model> {
     pub mesh: &'a Mesh,
 }
 
-/// Evaluates a model on all of `samples`. All ranks of its mesh call this; `None` if one of them was asked to stop.
+/// Evaluates a model on all of `samples`. All ranks of its mesh call this; `None` if one of them was asked to stop. `done` is
+/// told how many samples are through the model, several times.
 ///
 /// Samples meet in batches of `sizes` as they do in training. The micro-batches of a global batch go through a
 /// pipeline one behind another; without a pipeline each is a batch of its own, so that a request to stop waits for
@@ -56,6 +57,7 @@ pub fn evaluate<M: Model>(
     samples: &dyn FiniteSamples,
     sizes: BatchSize,
     stop: &StopFlag,
+    mut done: impl FnMut(u64),
 ) -> Result<Option<Evaluation>> {
     let LocalModel { parts, config, scope, mesh } = *model;
     let (data, device) = (mesh.axis(Axis::Data), scope.device());
@@ -108,6 +110,7 @@ pub fn evaluate<M: Model>(
             Some(counts) => counts.add(&own),
             None => own,
         });
+        done((first + together).min(samples.len()));
     }
     stops.wait()?;
     let (Some(sums), Some(counts)) = (sums, counts) else {

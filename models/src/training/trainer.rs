@@ -225,7 +225,7 @@ impl<M: Model> Trainer<M> {
         samples: &dyn FiniteSamples,
         stop: &StopFlag,
     ) -> Result<Option<Evaluation>> {
-        evaluate(&self.local_model(), samples, self.config.batch_size, stop)
+        evaluate(&self.local_model(), samples, self.config.batch_size, stop, |_| ())
     }
 
     /// This rank's chunks of the model, to evaluate it.

@@ -102,7 +102,8 @@ impl AttentionHeads {
         };
         let shared_by_ranks = shared_by_ranks(scope, heads, &held);
         let norm = |name| {
-            config.qk_norm.map(|eps| RmsNorm::new(&shared_by_ranks.child(name), head_dim, eps))
+            let (scope, gain) = (shared_by_ranks.child(name), config.qk_norm_gain);
+            config.qk_norm.map(|eps| RmsNorm::with_gain(&scope, head_dim, eps, gain))
         };
         Ok(AttentionHeads {
             path: scope.path().to_string(),

@@ -134,6 +134,10 @@ fn attention_configs() -> Vec<AttentionConfig> {
                     head_dim: 4,
                     rotary_dim: rotary_base.map(|_| 2),
                     qk_norm: Some(1e-5),
+                    qk_norm_gain: match dropout > 0.0 {
+                        true => NormGain::OnePlusWeight,
+                        false => NormGain::Weight,
+                    },
                     ..config
                 });
             }

@@ -93,7 +93,7 @@ fn report<M: TrainedModel>(args: &PlanArgs) -> Result<ExitCode> {
     let space = Space {
         gpus: local * args.nodes as usize,
         gpus_per_node: local,
-        context: args.train.parallel.context_parallel_size,
+        context: args.train.parallel.ranks.context_parallel_size,
         layers: sizes.num_layers,
         global_batch,
     };

@@ -235,7 +235,7 @@ impl<M: TrainedModel> PreparedRun<M> {
             if let Some(checkpoint) = &self.resumed {
                 fingerprint.check(&checkpoint.progress().extra, args.data.change(), origin)?;
             }
-            let tasks = M::tasks(args, &self.tokenizer, &self.run.model)?;
+            let tasks = M::tasks(args, &self.tokenizer, &self.run.model, &self.run.layout)?;
             Ok(Data { input, fingerprint, tasks })
         };
         open().map_err(|error| options.name_sources(error))
@@ -316,6 +316,9 @@ impl<M: TrainedModel> PreparedRun<M> {
             progress.write_events(TensorboardLog::create(events, done)?);
             progress.event(|log| log.text("options", done, &configuration.table()));
         }
+        let samples_on_its_way = args.tensorboard.log_samples_to_tensorboard
+            && intervals.eval_tasks_interval > 0
+            && done < intervals.train_iters;
         // Until here there is nothing to save, and a signal ends the process.
         let stop = signals.stop_flag()?;
         let data = samples.run_data(tasks, &tokenizer);
@@ -329,7 +332,8 @@ impl<M: TrainedModel> PreparedRun<M> {
             test.iter().for_each(closing_report::test);
             let sampling = (args.run.sample_length(), &stop);
             let sample = M::report(&trainer, input, &tokenizer, &outcome, sampling)?;
-            if let Some(sample) = sample {
+            // A run that samples on its way has sampled behind the last step, too.
+            if let Some(sample) = sample.filter(|_| !samples_on_its_way) {
                 let step = trainer.progress().step;
                 progress.event(|log| log.text("sample", step, &code_block(&sample)));
             }

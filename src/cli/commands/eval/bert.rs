@@ -3,15 +3,14 @@
 use ferrotron::models::bert::Bert;
 use ferrotron::models::data::tasks::{NUM_CHOICES, Race};
 use ferrotron::models::data::{FiniteSamples, HeldOutPairs};
-use ferrotron::models::evaluate::{LocalModel, evaluate};
 use ferrotron::models::finite::first_not_finite;
-use ferrotron::models::stop::StopFlag;
 use ferrotron::tensor::At;
 use ferrotron::{Error, Result};
 use serde_json::{Map, json};
 use std::path::{Path, PathBuf};
 
 use super::args::EvalArgs;
+use super::with_progress::evaluate_with_progress;
 use crate::cli::args::data::DataSource;
 use crate::cli::closing_report::bert_line;
 use crate::cli::definition::Definition;
@@ -31,13 +30,8 @@ pub fn eval(
 ) -> Result<()> {
     let prepared = prepare(args, path, task, definition, place);
     let (loaded, samples) = all_ready(place, prepared)?;
-    let Loaded { model, config, scope, .. } = &loaded;
-    let (parts, mesh) = (std::slice::from_ref(model), &place.mesh);
-    let sizes = place.batch_size(args.micro_batch_size)?;
-    let parts_of_model = LocalModel { parts, config, scope, mesh };
-    // A signal ends the process: there is nothing to save.
-    let found = evaluate(&parts_of_model, &*samples, sizes, &StopFlag::default())?;
-    let found = found.expect("an evaluation that is not asked to stop has a result");
+    let (Loaded { model, scope, .. }, mesh) = (&loaded, &place.mesh);
+    let found = evaluate_with_progress(&loaded, &*samples, args.micro_batch_size, place)?;
     if !found.loss.is_finite() {
         let context = match mesh.world().size() {
             1 => first_not_finite(model)?
