@@ -40,7 +40,7 @@ use crate::cli::rank_environment::rank_environment;
 use crate::cli::run_samples::{OrderLength, RunInput, SampleScope};
 use crate::cli::run_tokenizer::{known_vocab_size, open_tokenizer};
 use crate::cli::tasks::task_facts;
-use crate::cli::{closing_report, corpus, memory_limits, output, report, resume, run_folder};
+use crate::cli::{corpus, memory_limits, output, report, resume, run_folder};
 
 /// Trains, reports and leaves a run folder behind; or starts processes that do. `given` holds the options that were
 /// typed or stand in the file of `--config`; `args` is made from it.
@@ -326,7 +326,9 @@ impl<M: TrainedModel> PreparedRun<M> {
         let test = samples.test().filter(|_| outcome.stop_reason == StopReason::Finished);
         let test = test.map(|test| trainer.evaluate(test, &stop)).transpose()?.flatten();
         if first {
-            test.iter().for_each(closing_report::test);
+            for evaluation in &test {
+                output::report(&format!("test {}", M::evaluation_line(evaluation)));
+            }
             let sampling = (args.run.sample_length(), &stop);
             let sample = M::report(&trainer, input, &tokenizer, &outcome, sampling)?;
             if let Some(sample) = sample {
