@@ -2,7 +2,7 @@
 
 use ferrotron::Result;
 use ferrotron::models::bert::Bert;
-use ferrotron::models::checkpoint::{Checkpoint, processor_change, record_processor};
+use ferrotron::models::checkpoint::{Checkpoint, TrainState, processor_change, record_processor};
 use ferrotron::models::data::{DataFingerprint, DataOrigin};
 use ferrotron::models::gpt::Gpt;
 use ferrotron::models::memory::{self, StageMemory};
@@ -142,6 +142,8 @@ struct PreparedRun<M: TrainedModel> {
     tokenizer: Tokenizer,
     run: memory::MemoryEstimator<M>,
     stages: Vec<StageMemory>,
+    /// The progress with which it begins.
+    start: TrainState,
     intervals: Intervals,
 }
 
@@ -178,18 +180,21 @@ impl<M: TrainedModel> PreparedRun<M> {
             if let Some(checkpoint) = &resumed {
                 M::check_checkpoint(checkpoint, &run.model)?;
             }
-            let progress = resumed.as_ref().map(|checkpoint| checkpoint.progress().clone());
-            let intervals = args.intervals(&run.trainer, &progress.unwrap_or_default())?;
+            let start = match &resumed {
+                Some(checkpoint) => checkpoint.progress().clone(),
+                None => args.optimization.start(&run.trainer)?,
+            };
+            let intervals = args.intervals(&run.trainer, &start)?;
             let stages = run.stages()?;
             memory_limits::check(args, &run, &stages, &job)?;
             if args.device.place()? == DeviceChoice::Cpu {
                 args.offload.check(&args.run)?;
             }
-            Ok((job, tokenizer, run, stages, intervals))
+            Ok((job, tokenizer, run, stages, start, intervals))
         };
-        let (job, tokenizer, run, stages, intervals) =
+        let (job, tokenizer, run, stages, start, intervals) =
             check().map_err(|error| options.name_sources(error))?;
-        Ok(PreparedRun { configuration, job, resumed, tokenizer, run, stages, intervals })
+        Ok(PreparedRun { configuration, job, resumed, tokenizer, run, stages, start, intervals })
     }
 
     /// The samples of the whole run, if their order depends on the number.
@@ -249,16 +254,25 @@ impl<M: TrainedModel> PreparedRun<M> {
 
     fn take_steps(self, mesh: &Mesh, data: &Data<M>, signals: &ExitSignals) -> Result<ExitCode> {
         let Data { input, fingerprint, tasks } = data;
-        let PreparedRun { configuration, job, resumed, tokenizer, run: plan, stages, intervals } =
-            self;
+        let PreparedRun {
+            configuration,
+            job,
+            resumed,
+            tokenizer,
+            run: plan,
+            stages,
+            start,
+            intervals,
+        } = self;
         let args = &configuration.args;
         let folder = args.offload.folder(&args.run);
         let device = args.device.open_shared(job.local_size(), job.local_rank(), folder)?;
         let mesh = &job::between_gpus(&args.parallel.ranks, &args.device, mesh, &device)?;
         let scope = Scope::new(&device, args.device.dtype()?, args.optimization.seed);
         let mut trainer = Trainer::<M>::on_mesh(&scope, mesh, &plan.model, plan.trainer)?;
-        if let Some(checkpoint) = &resumed {
-            trainer.load(checkpoint)?;
+        match &resumed {
+            Some(checkpoint) => trainer.load(checkpoint)?,
+            None => trainer.set_progress(start),
         }
         let imported = configuration.imported.as_ref();
         let fresh = imported.map(|imported| imported.load(&mut trainer)).transpose()?;

@@ -124,7 +124,6 @@ fn sets_with_weights_are_drawn_by_weight() {
     let pairs = SentencePairs::of_blend(&sets.training, special, 24, 7).unwrap();
     assert_eq!(pairs.samples_per_epoch(), None);
     let whole = rows(&pairs, 0, 100);
-    // The first of 100 in the order of Megatron: 1 0 1 1 0 1 1 0 1 1.
     let own: Vec<SentencePairs> = [(a, 7), (b, 7 ^ 1_u64.rotate_right(16))]
         .into_iter()
         .map(|(prefix, seed)| {
@@ -132,12 +131,17 @@ fn sets_with_weights_are_drawn_by_weight() {
                 .unwrap()
         })
         .collect();
-    let lengths = |batch: &Batch, at: usize| batch.key_lengths().unwrap()[at];
-    for (sample, (set, number)) in [(1, 0), (0, 0), (1, 1), (1, 2), (0, 1)].into_iter().enumerate()
-    {
-        // Groups are those of the set; cuts and masks depend on the number of the sample in the run.
-        assert!(lengths(&whole, sample) <= 24 && lengths(&rows(&own[set], number, 1), 0) <= 24);
+    // The length of a sample is decided by its group: that of its number in the set.
+    let length = |batch: &Batch, at: usize| batch.key_lengths().unwrap()[at];
+    let mut taken = [0_u64; 2];
+    for sample in 0..100 {
+        let lag = |set: usize| [0.3, 0.7][set] * (sample.max(1) as f64) - taken[set] as f64;
+        let set = usize::from(lag(1) > lag(0));
+        let alone = rows(&own[set], taken[set], 1);
+        assert_eq!(length(&whole, sample), length(&alone, 0), "sample {sample}");
+        taken[set] += 1;
     }
+    assert_eq!(taken, [30, 70]);
     // The order resumes by its state, and batches do not depend on how they are cut.
     let state = pairs.order_state(70).unwrap();
     let resumed = SentencePairs::of_blend(&sets.training, special, 24, 7).unwrap();
