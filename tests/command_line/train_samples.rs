@@ -1,7 +1,7 @@
 //! `--train-samples` and the learning rate in samples.
 
 use super::models_and_data::refused;
-use super::{TINY, ferrotron, folder_with_text, losses, succeeded};
+use super::{TINY, ferrotron, folder_with_text, losses, succeeded, weights};
 use std::path::Path;
 use std::process::Output;
 
@@ -59,6 +59,37 @@ fn a_batch_that_grows_takes_its_samples() {
     let sizes: Vec<u64> = tokens.collect();
     assert_eq!(sizes, [2, 2, 2, 2, 4, 4, 6, 6, 8, 8, 8, 8]);
     assert_eq!(sizes.iter().sum::<u64>(), 60);
+}
+
+#[test]
+fn a_batch_that_grows_resumes_at_its_size_in_every_layout() {
+    let folder = folder_with_text();
+    let path = folder.path();
+    let run = |name: &str, more: &str| {
+        let words = format!(
+            "--global-batch-size 12 --rampup-batch-size 4 4 32 --train-samples 96 --hidden-dropout 0.1 --save {name}{more}"
+        );
+        succeeded(train(path, &words.split(' ').collect::<Vec<&str>>()));
+        losses(path.join(name).join("metrics.jsonl"))
+    };
+    // 4 samples up to 16, 8 up to 32, then 12: the first stop is within the second size.
+    let want = run("whole", "");
+    assert_eq!(want.len(), 4 + 2 + 5);
+    run("cut", " --exit-interval 5");
+    succeeded(ferrotron(path, &["train", "--load", "cut", "--exit-interval", "7"]));
+    succeeded(ferrotron(path, &["train", "--load", "cut"]));
+    assert_eq!(losses(path.join("cut/metrics.jsonl")), want);
+    assert!(weights(&path.join("cut"), 11) == weights(&path.join("whole"), 11));
+    for layout in ["--tensor-model-parallel-size 2", "--context-parallel-size 2", "--zero-stage 2"]
+    {
+        let found = run("layout", &format!(" --nproc 2 {layout}"));
+        assert_eq!(found.len(), want.len(), "{layout}");
+        for (found, want) in found.iter().zip(&want) {
+            let [found, want] = [&found.1, &want.1].map(|loss| loss.parse::<f64>().unwrap());
+            assert!((found - want).abs() < 1e-4, "{layout}: {found} {want}");
+        }
+        std::fs::remove_dir_all(path.join("layout")).unwrap();
+    }
 }
 
 #[test]

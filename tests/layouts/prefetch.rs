@@ -4,7 +4,7 @@ use ferrotron::models::batch_size::{BatchSize, BatchSizeConfig};
 use ferrotron::models::data::{Batch, Prefetch, Samples};
 use ferrotron::models::gpt::{Gpt, GptConfig};
 use ferrotron::models::trainer::{Trainer, TrainerConfig};
-use ferrotron::nn::{Scope, Sharding};
+use ferrotron::nn::{Axis, Scope, Sharding};
 use ferrotron::parallel::collective::{WorldConfig, run_threads};
 use ferrotron::parallel::mesh::Mesh;
 use ferrotron::tensor::{DType, Device, Result};
@@ -15,12 +15,12 @@ use super::grid_model::GridConfig;
 use super::layout::{GLOBAL_BATCH, Layout, SEQ_LENGTH};
 use super::train::{STEPS, schedule};
 
-/// Samples that take a while to read; for each batch, whether the thread that reads ahead has read it.
+/// Samples that take a while to read; for each batch, its first sample and whether the thread that reads ahead has read it.
 #[derive(Clone)]
-struct SlowSamples(GptConfig, Arc<Mutex<Vec<bool>>>);
+struct SlowSamples(GptConfig, Arc<Mutex<Vec<(u64, bool)>>>);
 
 impl SlowSamples {
-    fn ahead(&self) -> Vec<bool> {
+    fn read(&self) -> Vec<(u64, bool)> {
         self.1.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
@@ -30,7 +30,7 @@ impl Samples for SlowSamples {
         std::thread::sleep(Duration::from_millis(2));
         let batch = GridConfig::batch(&self.0, first_sample, micro_batch);
         let is_ahead = std::thread::current().name() == Some("data");
-        self.1.lock().unwrap_or_else(PoisonError::into_inner).push(is_ahead);
+        self.1.lock().unwrap_or_else(PoisonError::into_inner).push((first_sample, is_ahead));
         batch
     }
 
@@ -65,18 +65,24 @@ fn steps(model: &GptConfig, layout: &Layout, ahead: bool) -> Vec<Vec<(f64, f64)>
             // The batches of the next step are read although nobody asks for them yet.
             let want = per_step * (step + 1 + usize::from(ahead));
             for _ in 0..6000 {
-                if slow.ahead().len() == want {
+                if slow.read().len() == want {
                     break;
                 }
                 std::thread::sleep(Duration::from_millis(10));
             }
-            let read = slow.ahead();
+            let read = slow.read();
             assert_eq!(read.len(), want, "{layout}, behind step {step}");
             // A step that finds its batches read has nothing to wait for: those of the first alone are read by itself.
             let by_itself = if ahead { per_step } else { want };
-            assert!(read[by_itself..].iter().all(|&ahead| ahead), "{layout}: {read:?}");
-            assert!(read[..by_itself].iter().all(|&ahead| !ahead), "{layout}: {read:?}");
+            assert!(read[by_itself..].iter().all(|&(_, ahead)| ahead), "{layout}: {read:?}");
+            assert!(read[..by_itself].iter().all(|&(_, ahead)| !ahead), "{layout}: {read:?}");
         }
+        // The samples of this rank alone, in their order.
+        let own = |step: usize| {
+            batch_size.batches((step * GLOBAL_BATCH) as u64, mesh.axis(Axis::Data).rank())
+        };
+        let own = (0..STEPS + usize::from(ahead)).flat_map(own).map(|(first, _)| first);
+        assert!(slow.read().iter().map(|&(first, _)| first).eq(own), "{layout}: {:?}", slow.read());
         Ok(found)
     });
     ranks.into_iter().collect::<Result<_>>().unwrap()

@@ -251,6 +251,13 @@ impl OptimizationArgs {
                 step + 1
             ));
         }
+        let every = trainer.parallel.data_parallel.synchronize_every as u64;
+        if !step.is_multiple_of(every) {
+            return refuse(format!(
+                "the run would begin behind step {step}, but replicas are the same only after each {every} steps: leave \
+                 --local-sgd-steps out"
+            ));
+        }
         Ok(TrainState { step, consumed_samples, ..TrainState::default() })
     }
 

@@ -270,13 +270,13 @@ impl<M: TrainedModel> PreparedRun<M> {
         let mesh = &job::between_gpus(&args.parallel.ranks, &args.device, mesh, &device)?;
         let scope = Scope::new(&device, args.device.dtype()?, args.optimization.seed);
         let mut trainer = Trainer::<M>::on_mesh(&scope, mesh, &plan.model, plan.trainer)?;
-        match &resumed {
-            Some(checkpoint) => trainer.load(checkpoint)?,
-            None => trainer.set_progress(start),
+        if let Some(checkpoint) = &resumed {
+            trainer.load(checkpoint)?;
         }
         let imported = configuration.imported.as_ref();
         let fresh = imported.map(|imported| imported.load(&mut trainer)).transpose()?;
-        let mut progress = trainer.progress().clone();
+        let TrainState { step, consumed_samples, .. } = start;
+        let mut progress = TrainState { step, consumed_samples, ..trainer.progress().clone() };
         fingerprint.record(&mut progress.extra);
         if let Some(imported) = imported {
             imported.companions(&args.data)?.record(&mut progress.extra);
