@@ -2,6 +2,7 @@
 
 use ferrotron::models::bert::Bert;
 use ferrotron::models::data::tasks::WikiTextConfig;
+use ferrotron::models::evaluate::Evaluation;
 use ferrotron::models::gpt::Gpt;
 use ferrotron::models::hugging_face::{self, FolderWeights};
 use ferrotron::models::run::{EvaluationTask, RunConfig, RunResult};
@@ -16,7 +17,7 @@ use std::path::Path;
 
 use super::args::data::DataSource;
 use super::args::train::TrainArgs;
-use super::bert_input::{self, BertInput};
+use super::bert_input::{self, BertInput, HeldOut};
 use super::run_samples::{OrderLength, RunInput, RunSamples, SampleScope};
 use super::sample::SampleTask;
 use super::tasks::GptTask;
@@ -89,6 +90,9 @@ pub trait TrainedModel: Model {
         outcome: &RunResult,
         sampling: (usize, &StopFlag),
     ) -> Result<Option<String>>;
+
+    /// The result of an evaluation in words.
+    fn evaluation_line(evaluation: &Evaluation) -> String;
 }
 
 impl TrainedModel for Gpt {
@@ -172,6 +176,10 @@ impl TrainedModel for Gpt {
         let stream = input.evaluated_stream();
         closing_report::gpt(trainer, stream, tokenizer, outcome, sampling)
     }
+
+    fn evaluation_line(evaluation: &Evaluation) -> String {
+        closing_report::gpt_line(evaluation)
+    }
 }
 
 impl TrainedModel for Bert {
@@ -213,14 +221,10 @@ impl TrainedModel for Bert {
     fn open(
         args: &TrainArgs,
         source: &DataSource,
-        _: &OrderLength,
+        order: &OrderLength,
         tokenizer: &Tokenizer,
         warn: impl Fn(&str),
     ) -> Result<RunInput> {
-        let DataSource::Files(config) = source else {
-            let message = "a bert takes sentences of text files: name them by --data";
-            return Err(Error::config("--data-path", message));
-        };
         if args.data.documents(tokenizer)?.is_some() {
             let message = "a bert takes sentences, which are not packed: leave it out";
             return Err(Error::config("--reset-attention-mask", message));
@@ -229,20 +233,23 @@ impl TrainedModel for Bert {
             let message = "a bert is evaluated on all of --valid-data together: leave it out";
             return Err(Error::config("--multiple-validation-sets", message));
         }
-        let (dataset, bert) = bert_input::open(args, config, tokenizer, warn)?;
+        let (dataset, bert) =
+            bert_input::open(args, source, order.state.as_deref(), tokenizer, warn)?;
         Ok(RunInput::of_bert(dataset, bert))
     }
 
     fn samples(input: &RunInput, run: &RunConfig, scope: &SampleScope) -> Result<RunSamples> {
         let missing = || Error::config("data", "bert needs documents");
-        let BertInput { train, held_out } = input.bert.clone().ok_or_else(missing)?;
+        let BertInput { train, held_out, test, .. } = input.bert.clone().ok_or_else(missing)?;
         let batch = scope.eval_batch as u64;
-        let samples = run.eval_iters.map_or(u64::MAX, |all| all.saturating_mul(batch));
-        let wanted = held_out.filter(|_| run.intervals.eval_interval > 0);
-        let wanted = wanted.filter(|_| samples > 0);
-        let validation = wanted.map(|held_out| held_out.first(samples));
+        let first = |held_out: Option<HeldOut>, iters: Option<u64>| {
+            let samples = iters.map_or(u64::MAX, |all| all.saturating_mul(batch));
+            let wanted = held_out.filter(|_| run.intervals.eval_interval > 0 && samples > 0);
+            wanted.map(|held_out| held_out.first(samples))
+        };
+        let validation = first(held_out, run.eval_iters);
         let validation = validation.map(|samples| (None, samples)).into_iter().collect();
-        RunSamples::new(train, validation, None, None)
+        RunSamples::new(train, validation, first(test, scope.test_iters), None)
     }
 
     fn report(
@@ -254,5 +261,9 @@ impl TrainedModel for Bert {
     ) -> Result<Option<String>> {
         closing_report::bert(outcome);
         Ok(None)
+    }
+
+    fn evaluation_line(evaluation: &Evaluation) -> String {
+        closing_report::bert_line(evaluation)
     }
 }

@@ -58,12 +58,10 @@ pub fn gpt(
     Ok(text)
 }
 
-/// Prints the loss of a GPT on the test part.
-pub fn test(evaluation: &Evaluation) {
+/// The loss of a GPT in words.
+pub fn gpt_line(evaluation: &Evaluation) -> String {
     let Evaluation { loss, perplexity, tokens, .. } = evaluation;
-    output::report(&format!(
-        "test loss {loss:.4} over {tokens} tokens (perplexity {perplexity:.2})"
-    ));
+    format!("loss {loss:.4} over {tokens} tokens (perplexity {perplexity:.2})")
 }
 
 /// Prints the validation losses of a BERT.

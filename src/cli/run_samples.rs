@@ -68,7 +68,10 @@ impl RunInput {
 
     /// A checksum of what decides the order of samples beside the tokens, if anything does.
     pub fn order_crc32(&self) -> Option<u32> {
-        self.blended.as_ref()?.order_crc32
+        match &self.bert {
+            Some(bert) => bert.order_crc32,
+            None => self.blended.as_ref()?.order_crc32,
+        }
     }
 
     /// The packing of the training samples, if they are packed.

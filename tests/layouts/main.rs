@@ -14,6 +14,7 @@ mod mutants;
 #[path = "../common/pairs.rs"]
 mod pairs;
 mod precision;
+mod prefetch;
 mod reference;
 #[path = "../common/tensors.rs"]
 mod tensors;

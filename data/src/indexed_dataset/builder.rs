@@ -176,13 +176,18 @@ impl IndexedDatasetBuilder {
             let synced = file.flush().and_then(|()| file.get_ref().sync_data());
             synced.map_err(|error| failed(&self.prefix, &error))?;
         }
-        Ok(BuilderState {
+        Ok(self.state())
+    }
+
+    /// The state at this point, of which the next [`IndexedDatasetBuilder::sync`] brings the bytes to disk.
+    pub fn state(&self) -> BuilderState {
+        BuilderState {
             sequences: self.header.sequences,
             boundaries: self.header.boundaries,
             tokens: self.written,
             open: self.open,
             ended: self.ended,
-        })
+        }
     }
 
     /// Appends a sequence to the document at hand.

@@ -2,7 +2,7 @@
 
 use ferrotron::models::bert::Bert;
 use ferrotron::models::data::tasks::{NUM_CHOICES, Race};
-use ferrotron::models::data::{FiniteSamples, HeldOutPairs};
+use ferrotron::models::data::{BlendedDataset, FiniteSamples, HeldOutPairs};
 use ferrotron::models::finite::first_not_finite;
 use ferrotron::tensor::At;
 use ferrotron::{Error, Result};
@@ -106,8 +106,21 @@ fn prepare(
     let is_run = checkpoint.as_ref().is_some_and(|found| !found.run().is_null());
     args.refuse_part("a bert is evaluated on all that was held out")?;
     let (source, origin) = args.data_config(&saved, is_run)?;
-    let DataSource::Files(files) = source else {
-        return Err(Error::config("--data", "a bert takes sentences of text files"));
+    let files = match source {
+        DataSource::Files(files) => files,
+        DataSource::Sets(sets) => {
+            let open = || {
+                sets.check_tokenizer(tokenizer)?;
+                BlendedDataset::open_sentences(&sets, tokenizer.vocab_size())
+            };
+            let held_out = open().at(origin)?.validation.ok_or_else(|| {
+                let message =
+                    "the run's data sets hold nothing out for validation: name data by --data";
+                Error::config("--data", message)
+            })?;
+            let pairs = HeldOutPairs::of_blend(&held_out, special, seq_length).at(origin)?;
+            return Ok((loaded, Box::new(pairs)));
+        }
     };
     let (train, validation) = corpus::open_documents(&files, tokenizer, output::note).at(origin)?;
     let whole = args.valid_fraction == Some(1.0);
