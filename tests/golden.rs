@@ -85,12 +85,12 @@ impl Case {
         })
     }
 
-    /// Through the fused head, as training does.
+    /// The loss through the fused head, as training computes it.
     fn loss(&self) -> Result<Loss> {
         self.gpt.loss(&self.ctx, &self.tokens, &self.targets)
     }
 
-    /// Through the logits.
+    /// The loss through the logits.
     fn loss_of_logits(&self, label_smoothing: f64) -> Result<Loss> {
         let config = CrossEntropyConfig { label_smoothing, ..CrossEntropyConfig::default() };
         self.gpt.forward(&self.ctx, &self.tokens)?.cross_entropy(&self.targets, &config)

@@ -30,9 +30,9 @@ enum SavedSource {
 /// A way to recompute a value.
 #[derive(Clone)]
 pub(crate) enum Recipe<Part> {
-    /// From values that its producer saves anyway.
+    /// Computes it from values that its producer saves anyway.
     Whole(Compute),
-    /// From a tensor saved for this purpose.
+    /// Expands a tensor saved for this purpose.
     From(Part, Expand),
 }
 

@@ -3,8 +3,8 @@
 
     benches/peers/transformers_generate.py [--tokens N] [--threads N]
 
-Weights are random; the vocabulary is padded to 50304. Prints a line for f32 and one for bf16: the median of rounds, from
-the first generated token on, after one round that is not counted.
+Weights are random; the vocabulary is padded to 50304. Prints a line for f32 and one for bf16, for 1, 4 and 8 texts
+together: the median of rounds, from the first generated token on, after one round that is not counted.
 """
 
 import argparse
@@ -12,23 +12,22 @@ import statistics
 import time
 
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel
+from transformers import GPT2Config, GPT2LMHeadModel, StoppingCriteria, StoppingCriteriaList
 
 ROUNDS = 3
 PROMPT = 16
+BATCHES = [1, 4, 8]
 
 
-class Moments:
-    """The streamer that `generate` gives each token to, when it comes."""
+class Moments(StoppingCriteria):
+    """Notes the time of each token, and stops nothing."""
 
     def __init__(self):
         self.times = []
 
-    def put(self, _):
+    def __call__(self, ids, _scores, **_):
         self.times.append(time.perf_counter())
-
-    def end(self):
-        pass
+        return torch.zeros(ids.shape[0], dtype=torch.bool)
 
 
 def main():
@@ -39,26 +38,29 @@ def main():
     torch.set_num_threads(arguments.threads)
     torch.manual_seed(1)
     model = GPT2LMHeadModel(GPT2Config(vocab_size=50304)).eval()
-    prompt = torch.tensor([[i * 997 + 1 for i in range(PROMPT)]])
     for name, dtype in [("f32", torch.float32), ("bf16", torch.bfloat16)]:
         model = model.to(dtype)
-        seconds = []
-        for _ in range(ROUNDS + 1):
-            moments = Moments()
-            count = arguments.tokens + 1
-            with torch.inference_mode():
-                model.generate(
-                    prompt,
-                    attention_mask=torch.ones_like(prompt),
-                    do_sample=False,
-                    min_new_tokens=count,
-                    max_new_tokens=count,
-                    pad_token_id=0,
-                    streamer=moments,
-                )
-            times = moments.times[1:]  # the prompt comes first
-            seconds.append((times[-1] - times[0]) / (len(times) - 1))
-        print(f"gpt2-124m {name}: {1 / statistics.median(seconds[1:]):.1f} tokens/s, {arguments.threads} threads")
+        for batch in BATCHES:
+            seconds = [step_seconds(model, batch, arguments.tokens) for _ in range(ROUNDS + 1)]
+            speed = batch / statistics.median(seconds[1:])
+            print(f"gpt2-124m {name}, {batch} together: {speed:.1f} tokens/s, {arguments.threads} threads")
+
+
+def step_seconds(model, batch, tokens):
+    """Seconds from one token of each text to the next."""
+    prompt = torch.tensor([[i * 997 + 1 + text for i in range(PROMPT)] for text in range(batch)])
+    moments = Moments()
+    with torch.inference_mode():
+        model.generate(
+            prompt,
+            attention_mask=torch.ones_like(prompt),
+            do_sample=False,
+            min_new_tokens=tokens + 1,
+            max_new_tokens=tokens + 1,
+            pad_token_id=0,
+            stopping_criteria=StoppingCriteriaList([moments]),
+        )
+    return (moments.times[-1] - moments.times[0]) / (len(moments.times) - 1)
 
 
 if __name__ == "__main__":

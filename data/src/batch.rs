@@ -161,7 +161,7 @@ impl Batch {
     /// Adds an array whose second dim counts positions: context parallelism shards it.
     ///
     /// # Errors
-    /// As [`Batch::with`]; a second dim other than the number of positions.
+    /// The errors of [`Batch::with`]; a second dim other than the number of positions.
     pub fn with_positions<T: ArrayElement>(
         self,
         name: &str,

@@ -1,4 +1,4 @@
-//! From the command line's `--data` to a training and a validation stream.
+//! The training and the validation stream of the command line's `--data`.
 
 use super::{Split, shard, source::TokenSource};
 use crate::tokenizer::Tokenizer;
@@ -34,7 +34,7 @@ impl DataConfig {
     /// No path; a folder without data; only empty files to train on, or to validate on.
     pub fn files(&self) -> Result<(Vec<PathBuf>, Vec<PathBuf>)> {
         let (train, validation) = self.resolved()?;
-        Ok((without_empty(train)?, without_empty(validation)?))
+        Ok((without_empty(train)?, without_empty(validation.concat())?))
     }
 
     /// The files of 0 bytes, which [`DataConfig::files`] leaves out: a caller should name them in a warning.
@@ -43,11 +43,11 @@ impl DataConfig {
     /// No path; a folder without data.
     pub fn empty_files(&self) -> Result<Vec<PathBuf>> {
         let (train, validation) = self.resolved()?;
-        Ok(train.into_iter().chain(validation).filter(|file| is_empty(file)).collect())
+        Ok(train.into_iter().chain(validation.concat()).filter(|file| is_empty(file)).collect())
     }
 
-    /// The files to train and to validate on, folders resolved.
-    fn resolved(&self) -> Result<(Vec<PathBuf>, Vec<PathBuf>)> {
+    /// The files to train on, and those of each set to validate on, folders resolved.
+    fn resolved(&self) -> Result<(Vec<PathBuf>, Vec<Vec<PathBuf>>)> {
         if self.data.is_empty() {
             return Err(Error::config("data", "no data file given"));
         }
@@ -70,16 +70,13 @@ impl DataConfig {
                 train.push(path.clone());
             }
         }
-        if !self.validation_data.is_empty() {
-            validation.clear();
-            for path in &self.validation_data {
-                match path.is_dir() {
-                    true => validation.extend(folder(path)?),
-                    false => validation.push(path.clone()),
-                }
-            }
-        }
-        Ok((train, validation))
+        let set =
+            |path: &PathBuf| if path.is_dir() { folder(path) } else { Ok(vec![path.clone()]) };
+        let sets = match &self.validation_data[..] {
+            [] => vec![validation],
+            paths => paths.iter().map(set).collect::<Result<_>>()?,
+        };
+        Ok((train, sets))
     }
 
     /// The text of all training files, from which a char vocabulary is built. It is taken before the split, so that
@@ -192,24 +189,46 @@ impl Dataset {
     /// Those of [`DataConfig::files`], [`TokenSource::open`] and [`TokenSource::split`].
     pub fn open(config: &DataConfig, tokenizer: &Tokenizer) -> Result<Self> {
         let (train, validation) = config.files()?;
-        let train = TokenSource::open(&train, tokenizer)?;
-        if validation.is_empty() {
-            return Dataset::held_out(train, config.split);
-        }
-        let validation = TokenSource::open(&validation, tokenizer)?;
-        Ok(Dataset { train, validation: Some(validation) })
+        Dataset::open_files(&train, &validation, config.split, tokenizer)
     }
 
-    /// Opens each path of [`DataConfig::validation_data`] as a stream of its own, in this order.
+    /// Opens the files of `config`, and returns beside them the stream of each path of [`DataConfig::validation_data`], in
+    /// this order. The streams are parts of the dataset's validation, so each file is opened and tokenized once.
     ///
     /// # Errors
-    /// A folder without data; a path with empty files alone; those of [`TokenSource::open`].
-    pub fn validation_sets(config: &DataConfig, tokenizer: &Tokenizer) -> Result<Vec<TokenSource>> {
-        let open = |path: &PathBuf| {
-            let files = if path.is_dir() { folder(path)? } else { vec![path.clone()] };
-            TokenSource::open(&without_empty(files)?, tokenizer)
+    /// Those of [`Dataset::open`]; a path with empty files alone.
+    pub fn open_with_sets(
+        config: &DataConfig,
+        tokenizer: &Tokenizer,
+    ) -> Result<(Self, Vec<TokenSource>)> {
+        let (train, sets) = config.resolved()?;
+        let sets: Vec<_> = sets.into_iter().map(without_empty).collect::<Result<_>>()?;
+        let validation = sets.concat();
+        let dataset =
+            Dataset::open_files(&without_empty(train)?, &validation, config.split, tokenizer)?;
+        let Some(validation) = &dataset.validation else { return Ok((dataset, Vec::new())) };
+        let mut end = 0;
+        let stream = |files: &Vec<PathBuf>| {
+            end += files.len();
+            validation.files(end - files.len()..end)
         };
-        config.validation_data.iter().map(open).collect()
+        let named = &sets[..config.validation_data.len()];
+        let streams = named.iter().map(stream).collect::<Result<_>>()?;
+        Ok((dataset, streams))
+    }
+
+    fn open_files(
+        train: &[PathBuf],
+        validation: &[PathBuf],
+        split: Split,
+        tokenizer: &Tokenizer,
+    ) -> Result<Self> {
+        let train = TokenSource::open(train, tokenizer)?;
+        if validation.is_empty() {
+            return Dataset::held_out(train, split);
+        }
+        let validation = TokenSource::open(validation, tokenizer)?;
+        Ok(Dataset { train, validation: Some(validation) })
     }
 
     /// Tokenizes `text` and holds out what `split` says.

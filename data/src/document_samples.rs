@@ -7,7 +7,7 @@
 use crate::{Batch, FiniteSamples, IGNORE, Samples, TokenBatch};
 use ferrotron_tensor::Result;
 
-/// Which of a sample's properties stop at the end of a document.
+/// The properties of a sample that stop at the end of a document.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DocumentConfig {
     /// The token that ends a document.
@@ -107,7 +107,7 @@ fn positions(documents: &[Vec<usize>]) -> Vec<u32> {
 /// Rows of tokens and the documents that end in them, while they are filled.
 pub(crate) struct DocumentRows {
     pub tokens: TokenBatch,
-    /// For each row 0 and the ends of its documents.
+    /// The boundaries of each row: 0 and the ends of its documents.
     boundaries: Vec<Vec<usize>>,
 }
 

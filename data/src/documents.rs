@@ -1,16 +1,28 @@
-//! Plain text as documents of sentences.
+//! Documents of sentences: of plain text, or of indexed data sets.
 //!
-//! Blank lines separate documents. A sentence ends at the end of a line, and behind `.`, `!` or `?`, with the quotes
-//! and brackets that close there, if white space follows.
+//! In plain text blank lines separate documents. A sentence ends at the end of a line, and behind `.`, `!` or `?`, with the
+//! quotes and brackets that close there, if white space follows. In an indexed data set each sequence is a sentence, as
+//! `ferrotron tokenize --split-sentences` and Megatron-LM write them.
 
-use super::{DataConfig, Split, TokenSource, shard};
+use super::indexed_dataset::IndexedDataset;
+use super::shard::Shard;
+use super::source::{MAX_OPEN, Part};
+use super::token_fingerprint::{self, holds_pairs};
+use super::{Blend, DataConfig, Split, TokenSource, shard};
 use crate::tokenizer::Tokenizer;
 use ferrotron_tensor::{Error, Result};
 use std::ops::Range;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Documents of tokenized sentences, in memory: 4 bytes a token. Clones and parts share them.
+/// The option and the command that make a data set of sentences.
+const REMEDY: &str =
+    "make it anew by `ferrotron tokenize --split-sentences`, or give the text itself by --data";
+
+/// Documents of tokenized sentences. Clones and parts share them.
+///
+/// Tokens of text are in memory, 4 bytes each; those of indexed data sets are read when they are asked for. Each sentence
+/// takes 8 bytes of memory and each document 16.
 ///
 /// ```
 /// use ferrotron_data::Documents;
@@ -18,15 +30,24 @@ use std::sync::Arc;
 /// let text = "It rains. Take an umbrella!\nOr stay.\n\nAnother document.";
 /// let documents = Documents::from_text(text, &Tokenizer::Byte)?;
 /// assert_eq!((documents.num_documents(), documents.num_sentences()), (2, 4));
-/// assert_eq!(Tokenizer::Byte.decode(documents.sentence(1)), "Take an umbrella!");
+/// assert_eq!(Tokenizer::Byte.decode(&documents.sentence(1)?), "Take an umbrella!");
 /// # Ok::<(), ferrotron_tensor::Error>(())
 /// ```
 #[derive(Debug, Clone)]
 pub struct Documents {
-    tokens: Arc<[u32]>,
-    /// The end of each sentence in `tokens`.
-    ends: Arc<[usize]>,
+    /// The tokens of all sentences, one after another.
+    source: TokenSource,
+    /// The end of each sentence in `source`.
+    ends: Arc<[u64]>,
     /// The sentences of each document.
+    documents: Vec<Range<usize>>,
+}
+
+/// Files and sets whose sentences are collected.
+#[derive(Default)]
+struct Collected {
+    parts: Vec<Part>,
+    ends: Vec<u64>,
     documents: Vec<Range<usize>>,
 }
 
@@ -36,37 +57,27 @@ impl Documents {
     /// # Errors
     /// Errors as [`Tokenizer::encode`].
     pub fn from_text(text: &str, tokenizer: &Tokenizer) -> Result<Documents> {
-        let (mut tokens, mut ends, mut documents) = (Vec::new(), Vec::new(), Vec::new());
-        let mut first = 0;
-        for line in text.lines().chain([""]) {
-            if line.trim().is_empty() && first < ends.len() {
-                documents.push(first..ends.len());
-                first = ends.len();
-            }
-            for sentence in sentences(line) {
-                let encoded = tokenizer.encode(sentence)?;
-                if !encoded.is_empty() {
-                    tokens.extend(encoded);
-                    ends.push(tokens.len());
-                }
-            }
-        }
-        Ok(Documents { tokens: tokens.into(), ends: ends.into(), documents })
+        let mut collected = Collected::default();
+        collected.add_text("text in memory", text, tokenizer)?;
+        collected.finish(tokenizer.vocab_size())
     }
 
-    /// Opens the text files of `config`, for training and for validation. A document ends with its file.
+    /// Opens the files of `config`, text or indexed data sets of sentences, for training and for validation. A document ends
+    /// with its file.
     ///
     /// # Errors
-    /// Those of [`DataConfig::files`]; a file that cannot be read or is not text; as [`Documents::from_text`] and, if
-    /// there are no validation files, as [`Documents::split`].
+    /// Those of [`DataConfig::files`]; a file that cannot be read or is neither; a set without sentences, or of another
+    /// tokenizer; as [`Documents::from_text`] and, if there are no validation files, as [`Documents::split`].
     pub fn open(
         config: &DataConfig,
         tokenizer: &Tokenizer,
     ) -> Result<(Documents, Option<Documents>)> {
         let read = |files: &[PathBuf]| -> Result<Documents> {
-            let purpose = "of which masked sentences could be made: give the text itself";
-            let texts = files.iter().map(|file| shard::read_text(file, purpose));
-            Documents::from_text(&texts.collect::<Result<Vec<_>>>()?.join("\n\n"), tokenizer)
+            let mut collected = Collected::default();
+            for (index, file) in files.iter().enumerate() {
+                collected.add_file(file, index, tokenizer)?;
+            }
+            collected.finish(tokenizer.vocab_size())
         };
         let (train, validation) = config.files()?;
         let train = read(&train)?;
@@ -74,6 +85,19 @@ impl Documents {
             true => train.split(config.split),
             false => Ok((train, Some(read(&validation)?))),
         }
+    }
+
+    /// The documents of the sets of a blend from [`BlendedDataset::open_sentences`](crate::BlendedDataset::open_sentences),
+    /// laid end to end. Documents without a sentence are left out.
+    ///
+    /// # Errors
+    /// A set that is damaged; one without sentences.
+    pub fn of_blend(blend: &Blend) -> Result<Documents> {
+        let mut collected = Collected::default();
+        for part in blend.parts() {
+            collected.add_set(&part.shard, &part.sequences)?;
+        }
+        collected.finish(blend.vocab_size())
     }
 
     /// Number of documents.
@@ -88,15 +112,30 @@ impl Documents {
 
     /// The tokens of a sentence, counted over all documents that were read.
     ///
+    /// # Errors
+    /// A file that cannot be read; a token beyond the vocabulary.
+    ///
     /// # Panics
     /// Panics if there is no such sentence.
-    pub fn sentence(&self, index: usize) -> &[u32] {
+    pub fn sentence(&self, index: usize) -> Result<Vec<u32>> {
         self.tokens_of(index..index + 1)
     }
 
     /// The tokens of consecutive sentences.
-    pub(super) fn tokens_of(&self, sentences: Range<usize>) -> &[u32] {
-        &self.tokens[self.span(&sentences)]
+    ///
+    /// # Errors
+    /// A file that cannot be read; a token beyond the vocabulary.
+    pub(super) fn tokens_of(&self, sentences: Range<usize>) -> Result<Vec<u32>> {
+        let tokens = self.span(&sentences);
+        let mut read = vec![0; (tokens.end - tokens.start) as usize];
+        self.source.read(tokens.start, &mut read)?;
+        Ok(read)
+    }
+
+    /// Number of tokens of consecutive sentences.
+    pub(super) fn num_tokens_of(&self, sentences: Range<usize>) -> usize {
+        let tokens = self.span(&sentences);
+        (tokens.end - tokens.start) as usize
     }
 
     /// The sentences of each document.
@@ -104,17 +143,14 @@ impl Documents {
         &self.documents
     }
 
-    /// The tokens of all documents, one after another.
-    pub fn tokens(&self) -> impl Iterator<Item = u32> + '_ {
-        self.documents.iter().flat_map(|document| self.tokens[self.span(document)].iter().copied())
-    }
-
-    /// All tokens as a stream of a vocabulary of `vocab_size`.
-    ///
-    /// # Errors
-    /// A token that is not below `vocab_size`.
-    pub fn token_source(&self, vocab_size: usize) -> Result<TokenSource> {
-        TokenSource::from_tokens(self.tokens().collect(), vocab_size)
+    /// The tokens of all documents as a stream.
+    pub fn token_source(&self) -> TokenSource {
+        let ends = [self.documents.first(), self.documents.last()];
+        let tokens = match ends {
+            [Some(first), Some(last)] => self.span(&(first.start..last.end)),
+            _ => 0..0,
+        };
+        self.source.slice(tokens).expect("documents lie within their source")
     }
 
     /// The documents for training and those for validation, in proportion to sentences. The document at the border is
@@ -150,10 +186,96 @@ impl Documents {
         Ok((part(0, training), held_out))
     }
 
-    fn span(&self, sentences: &Range<usize>) -> Range<usize> {
+    fn span(&self, sentences: &Range<usize>) -> Range<u64> {
         let start = |sentence: usize| if sentence == 0 { 0 } else { self.ends[sentence - 1] };
         start(sentences.start)..start(sentences.end)
     }
+}
+
+impl Collected {
+    fn finish(self, vocab_size: usize) -> Result<Documents> {
+        let source = TokenSource::from_parts(self.parts, vocab_size);
+        source.check_if_short()?;
+        Ok(Documents { source, ends: self.ends.into(), documents: self.documents })
+    }
+
+    /// Adds file number `index`.
+    fn add_file(&mut self, file: &Path, index: usize, tokenizer: &Tokenizer) -> Result<()> {
+        let Some(set) = IndexedDataset::index_path(file) else {
+            let purpose = "of which masked sentences could be made: give the text itself, or a data set by `ferrotron tokenize \
+                           --split-sentences`";
+            let text = shard::read_text(file, purpose)?;
+            return self.add_text(&file.display().to_string(), &text, tokenizer);
+        };
+        let dataset = IndexedDataset::open(&set)?;
+        token_fingerprint::check(&set, tokenizer)?;
+        let sequences = 0..dataset.num_sequences();
+        let mut shard = Shard::indexed(dataset)?;
+        if index >= MAX_OPEN {
+            shard.close();
+        }
+        self.add_set(&Arc::new(shard), &sequences)
+    }
+
+    fn add_text(&mut self, name: &str, text: &str, tokenizer: &Tokenizer) -> Result<()> {
+        let (mut tokens, mut first) = (Vec::new(), self.ends.len());
+        let before = self.ends.last().copied().unwrap_or(0);
+        for line in text.lines().chain([""]) {
+            if line.trim().is_empty() && first < self.ends.len() {
+                self.documents.push(first..self.ends.len());
+                first = self.ends.len();
+            }
+            for sentence in sentences(line) {
+                let encoded = tokenizer.encode(sentence)?;
+                if !encoded.is_empty() {
+                    tokens.extend(encoded);
+                    self.ends.push(before + tokens.len() as u64);
+                }
+            }
+        }
+        let shard = Shard::owned(name, tokens);
+        self.parts.push(Part { start: 0, len: shard.len, shard: Arc::new(shard) });
+        Ok(())
+    }
+
+    /// Adds the documents of a data set that have some of its `sequences`.
+    fn add_set(&mut self, shard: &Arc<Shard>, sequences: &Range<u64>) -> Result<()> {
+        let dataset = shard.dataset()?;
+        dataset.check()?;
+        let boundaries = dataset.boundaries()?;
+        check_sentences(dataset, &boundaries)?;
+        let (sentences, before) = (self.ends.len(), self.ends.last().copied().unwrap_or(0));
+        let mut end = before;
+        self.ends.extend(dataset.sequence_lengths(sequences.clone())?.into_iter().map(|length| {
+            end += u64::from(length);
+            end
+        }));
+        let place = |boundary: u64| sentences + (boundary - sequences.start) as usize;
+        let clamped =
+            boundaries.into_iter().map(|at| at.clamp(sequences.start, sequences.end)).map(place);
+        let mut start = sentences;
+        for end in clamped {
+            if end > start {
+                self.documents.push(start..end);
+                start = end;
+            }
+        }
+        let start = dataset.tokens_of(sequences.clone())?.start;
+        self.parts.push(Part { shard: shard.clone(), start, len: end - before });
+        Ok(())
+    }
+}
+
+/// Errors if no document of a set has more than one sequence, or if its sequences are prompts and completions.
+fn check_sentences(dataset: &IndexedDataset, boundaries: &[u64]) -> Result<()> {
+    let name = dataset.name();
+    let why = match holds_pairs(Path::new(name)) {
+        Some(true) => "they are prompts and completions".to_string(),
+        _ if boundaries.windows(2).any(|ends| ends[1] > ends[0] + 1) => return Ok(()),
+        _ => format!("each of its {} documents is one sequence", dataset.num_documents()),
+    };
+    let message = format!("a bert takes sentences, but '{name}' has none: {why}; {REMEDY}");
+    Err(Error::config("data", message))
 }
 
 /// The sentences of a line, without white space around them.
@@ -204,8 +326,8 @@ mod tests {
         let text = "a. b. c.\nd.\n \n\n\ne. f.\r\n\r\ng. h. i. j.";
         let documents = Documents::from_text(text, &Tokenizer::Byte).unwrap();
         assert_eq!(documents.documents(), [0..4, 4..6, 6..10]);
-        assert_eq!(documents.tokens().count(), 20);
-        let of = |part: &Documents| Tokenizer::Byte.decode(&part.tokens().collect::<Vec<u32>>());
+        assert_eq!(documents.token_source().len(), 20);
+        let of = |part: &Documents| Tokenizer::Byte.decode(&part.token_source().to_vec().unwrap());
         let (train, held_out) = documents.split(Split::valid_fraction(0.5).unwrap()).unwrap();
         assert_eq!(train.documents(), [0..4, 4..5]);
         assert_eq!(

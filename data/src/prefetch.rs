@@ -123,7 +123,7 @@ impl Samples for Prefetch {
     /// Waits for the batch if the thread has not read it yet.
     ///
     /// # Errors
-    /// What went wrong when the batch was read.
+    /// The error of reading the batch.
     fn batch(&self, first_sample: u64, micro_batch: usize) -> Result<Batch> {
         let request = (first_sample, micro_batch);
         let mut queue = self.shared.lock();

@@ -42,99 +42,53 @@ pub trait Samples: Send + Sync {
     fn resume_order(&self, _state: &[u64]) {}
 }
 
-impl<S: Samples + ?Sized> Samples for Arc<S> {
-    fn batch(&self, first_sample: u64, micro_batch: usize) -> Result<Batch> {
-        (**self).batch(first_sample, micro_batch)
-    }
+/// Samples behind a pointer.
+macro_rules! samples_behind {
+    ($($pointer:ty),*) => {$(
+        impl<S: Samples + ?Sized> Samples for $pointer {
+            fn batch(&self, first_sample: u64, micro_batch: usize) -> Result<Batch> {
+                (**self).batch(first_sample, micro_batch)
+            }
 
-    fn seq_length(&self) -> usize {
-        (**self).seq_length()
-    }
+            fn seq_length(&self) -> usize {
+                (**self).seq_length()
+            }
 
-    fn prefetch(&self, batches: &[(u64, usize)]) {
-        (**self).prefetch(batches);
-    }
+            fn prefetch(&self, batches: &[(u64, usize)]) {
+                (**self).prefetch(batches);
+            }
 
-    fn order_state(&self, sample: u64) -> Option<Vec<u64>> {
-        (**self).order_state(sample)
-    }
+            fn order_state(&self, sample: u64) -> Option<Vec<u64>> {
+                (**self).order_state(sample)
+            }
 
-    fn resume_order(&self, state: &[u64]) {
-        (**self).resume_order(state);
-    }
+            fn resume_order(&self, state: &[u64]) {
+                (**self).resume_order(state);
+            }
+        }
+    )*};
 }
+samples_behind!(&S, Box<S>, Arc<S>);
 
-impl<S: Samples + ?Sized> Samples for Box<S> {
-    fn batch(&self, first_sample: u64, micro_batch: usize) -> Result<Batch> {
-        (**self).batch(first_sample, micro_batch)
-    }
+/// A finite number of samples behind a pointer.
+macro_rules! finite_samples_behind {
+    ($($pointer:ty),*) => {$(
+        impl<S: FiniteSamples + ?Sized> FiniteSamples for $pointer {
+            fn len(&self) -> u64 {
+                (**self).len()
+            }
 
-    fn seq_length(&self) -> usize {
-        (**self).seq_length()
-    }
+            fn has_blank_samples(&self) -> bool {
+                (**self).has_blank_samples()
+            }
 
-    fn prefetch(&self, batches: &[(u64, usize)]) {
-        (**self).prefetch(batches);
-    }
-
-    fn order_state(&self, sample: u64) -> Option<Vec<u64>> {
-        (**self).order_state(sample)
-    }
-
-    fn resume_order(&self, state: &[u64]) {
-        (**self).resume_order(state);
-    }
+            fn of_evaluation(&self, number: u64) -> Option<Box<dyn FiniteSamples + '_>> {
+                (**self).of_evaluation(number)
+            }
+        }
+    )*};
 }
-
-impl<S: Samples + ?Sized> Samples for &S {
-    fn batch(&self, first_sample: u64, micro_batch: usize) -> Result<Batch> {
-        (**self).batch(first_sample, micro_batch)
-    }
-
-    fn seq_length(&self) -> usize {
-        (**self).seq_length()
-    }
-
-    fn prefetch(&self, batches: &[(u64, usize)]) {
-        (**self).prefetch(batches);
-    }
-
-    fn order_state(&self, sample: u64) -> Option<Vec<u64>> {
-        (**self).order_state(sample)
-    }
-
-    fn resume_order(&self, state: &[u64]) {
-        (**self).resume_order(state);
-    }
-}
-
-impl<S: FiniteSamples + ?Sized> FiniteSamples for &S {
-    fn len(&self) -> u64 {
-        (**self).len()
-    }
-
-    fn has_blank_samples(&self) -> bool {
-        (**self).has_blank_samples()
-    }
-
-    fn of_evaluation(&self, number: u64) -> Option<Box<dyn FiniteSamples + '_>> {
-        (**self).of_evaluation(number)
-    }
-}
-
-impl<S: FiniteSamples + ?Sized> FiniteSamples for Box<S> {
-    fn len(&self) -> u64 {
-        (**self).len()
-    }
-
-    fn has_blank_samples(&self) -> bool {
-        (**self).has_blank_samples()
-    }
-
-    fn of_evaluation(&self, number: u64) -> Option<Box<dyn FiniteSamples + '_>> {
-        (**self).of_evaluation(number)
-    }
-}
+finite_samples_behind!(&S, Box<S>);
 
 /// A finite number of samples, for evaluation.
 pub trait FiniteSamples: Samples {

@@ -14,9 +14,11 @@
 //!    random token, and 10 % are kept.
 //!
 //! All of this is a function of the seed and the number of the sample: ranks, micro-batches and resumed runs draw the
-//! same.
+//! same. Of data sets with weights, a sample comes from the one that lags furthest behind its share, and its group is that of
+//! its number there.
 
-use super::{Batch, Documents, FiniteSamples, PairBatch, Permutation, Samples};
+use super::blend::order::{BlendOrder, normalized};
+use super::{Batch, Blend, Documents, FiniteSamples, PairBatch, Permutation, Samples};
 use crate::tokenizer::SpecialTokens;
 use ferrotron_tensor::{Error, RandomKey, Result};
 use std::ops::Range;
@@ -62,20 +64,36 @@ impl Groups {
             let (sentences, count) = (documents.num_sentences(), documents.num_documents());
             let message = format!(
                 "no document has two sentences: there are {sentences} sentences in {count} documents, which blank \
-                 lines separate"
+                 lines separate in text"
             );
             return Err(Error::value("data", message));
         }
         Ok(Groups { documents, special, seq_length, seed, groups: groups.into() })
     }
 
+    /// Number of groups.
+    fn len(&self) -> u64 {
+        self.groups.len() as u64
+    }
+
     /// Writes the sample of group `index` into row `row`, by the random numbers of sample `sample` at `site`.
-    fn fill(&self, batch: &mut PairBatch, row: usize, index: u64, sample: u64, site: &str) {
+    ///
+    /// # Errors
+    /// A file that cannot be read; a token beyond the vocabulary.
+    fn fill(
+        &self,
+        batch: &mut PairBatch,
+        row: usize,
+        index: u64,
+        sample: u64,
+        site: &str,
+    ) -> Result<()> {
         let Group { sentences, most } = &self.groups[index as usize];
         let key = RandomKey::new(self.seed, sample, site);
         let cut = sentences.start + 1 + below(&key, 0, sentences.len() - 1);
-        let mut parts = [sentences.start..cut, cut..sentences.end]
-            .map(|sentences| self.documents.tokens_of(sentences));
+        let tokens = self.documents.tokens_of(sentences.clone())?;
+        let (first, second) = tokens.split_at(self.documents.num_tokens_of(sentences.start..cut));
+        let mut parts = [first, second];
         for drop in 0.. {
             let longer = usize::from(parts[1].len() > parts[0].len());
             let part = parts[longer];
@@ -101,6 +119,7 @@ impl Groups {
         let maskable = (1..second - 1).chain(second..end).collect();
         let key = RandomKey::new(self.seed, sample, &format!("{site}.mask"));
         self.mask(&mut batch.tokens[at.clone()], &mut batch.targets[at], maskable, &key);
+        Ok(())
     }
 
     /// Masks some of the tokens at `positions`, and writes what they were into `targets`.
@@ -144,7 +163,7 @@ fn cut_into_groups(
         drawn += 2;
         let (mut end, mut tokens) = (start, 0);
         while end < document.end && (end < start + 2 || tokens < most || end + 1 == document.end) {
-            tokens += documents.sentence(end).len();
+            tokens += documents.num_tokens_of(end..end + 1);
             end += 1;
         }
         groups.push(Group { sentences: start..end, most });
@@ -169,8 +188,12 @@ fn below(key: &RandomKey, index: u64, count: usize) -> usize {
 /// assert_eq!(batch.get::<i64>("order")?.len(), 4);
 /// # Ok::<(), ferrotron_tensor::Error>(())
 /// ```
-#[derive(Debug, Clone)]
-pub struct SentencePairs(Groups);
+#[derive(Clone)]
+pub struct SentencePairs {
+    sets: Vec<Groups>,
+    /// The set of each sample and its number there, if sets have weights.
+    order: Option<Arc<BlendOrder>>,
+}
 
 impl SentencePairs {
     /// Samples of `seq_length` positions of `documents`.
@@ -183,7 +206,29 @@ impl SentencePairs {
         seq_length: usize,
         seed: u64,
     ) -> Result<SentencePairs> {
-        Groups::new(documents, special, seq_length, seed).map(SentencePairs)
+        let sets = vec![Groups::new(documents, special, seq_length, seed)?];
+        Ok(SentencePairs { sets, order: None })
+    }
+
+    /// Samples of the sets of a blend from [`BlendedDataset::open_sentences`](crate::BlendedDataset::open_sentences). Those
+    /// without weights are laid end to end.
+    ///
+    /// # Errors
+    /// A set without sentences, or that is damaged; as [`SentencePairs::new`], for each set with a weight.
+    pub fn of_blend(
+        blend: &Blend,
+        special: SpecialTokens,
+        seq_length: usize,
+        seed: u64,
+    ) -> Result<SentencePairs> {
+        let Some(weights) = blend.weights().filter(|weights| weights.len() > 1) else {
+            return SentencePairs::new(Documents::of_blend(blend)?, special, seq_length, seed);
+        };
+        // Sets of equal documents have orders of their own.
+        let sets =
+            groups_of_sets(blend, special, seq_length, |set| seed ^ (set as u64).rotate_right(16))?;
+        let order = BlendOrder::new(normalized(&normalized(weights)));
+        Ok(SentencePairs { sets, order: Some(Arc::new(order)) })
     }
 
     /// Errors if samples of `seq_length` positions have no place for two segments.
@@ -195,33 +240,60 @@ impl SentencePairs {
         Ok(())
     }
 
-    /// Samples of one pass over the data.
-    pub fn samples_per_epoch(&self) -> u64 {
-        self.0.groups.len() as u64
+    /// Samples of one pass over the data, which sets with weights do not have.
+    pub fn samples_per_epoch(&self) -> Option<u64> {
+        self.order.is_none().then(|| self.sets[0].len())
     }
+}
+
+/// The groups of each set of a blend, with a seed for each.
+fn groups_of_sets(
+    blend: &Blend,
+    special: SpecialTokens,
+    seq_length: usize,
+    seed: impl Fn(usize) -> u64,
+) -> Result<Vec<Groups>> {
+    let names: Vec<String> = blend.set_names().map(String::from).collect();
+    let groups = |(set, name): (usize, String)| {
+        let documents = Documents::of_blend(&blend.set(set))?;
+        Groups::new(documents, special, seq_length, seed(set)).map_err(|error| error.at(&name))
+    };
+    names.into_iter().enumerate().map(groups).collect()
 }
 
 impl Samples for SentencePairs {
     fn batch(&self, first_sample: u64, micro_batch: usize) -> Result<Batch> {
-        let (mut batch, groups) =
-            (self.0.blank(first_sample, micro_batch), self.samples_per_epoch());
+        let mut batch = self.sets[0].blank(first_sample, micro_batch);
         for (row, sample) in (first_sample..).take(micro_batch).enumerate() {
-            let key = RandomKey::new(self.0.seed, sample / groups, "data.bert.order");
-            let index = Permutation::new(key, groups).at(sample % groups);
-            self.0.fill(&mut batch, row, index, sample, "data.bert.train");
+            let place = self.order.as_ref().map_or(Some((0, sample)), |order| order.at(sample));
+            let (set, number) = place.expect("an order without sizes has no end");
+            let groups = &self.sets[set];
+            let key = RandomKey::new(groups.seed, number / groups.len(), "data.bert.order");
+            let index = Permutation::new(key, groups.len()).at(number % groups.len());
+            groups.fill(&mut batch, row, index, sample, "data.bert.train")?;
         }
         batch.try_into()
     }
 
     fn seq_length(&self) -> usize {
-        self.0.seq_length
+        self.sets[0].seq_length
+    }
+
+    fn order_state(&self, sample: u64) -> Option<Vec<u64>> {
+        Some(self.order.as_ref()?.state(sample))
+    }
+
+    fn resume_order(&self, state: &[u64]) {
+        self.order.iter().for_each(|order| order.resume(state));
     }
 }
 
 /// Masked sentence pairs for evaluation: each group once, always with the same masks.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct HeldOutPairs {
-    groups: Groups,
+    sets: Vec<Groups>,
+    /// The set of each sample and its number there, if there are several.
+    order: Option<Arc<BlendOrder>>,
     count: u64,
 }
 
@@ -237,8 +309,27 @@ impl HeldOutPairs {
         seq_length: usize,
     ) -> Result<HeldOutPairs> {
         let groups = Groups::new(documents, special, seq_length, 0)?;
-        let count = groups.groups.len() as u64;
-        Ok(HeldOutPairs { groups, count })
+        Ok(HeldOutPairs { count: groups.len(), sets: vec![groups], order: None })
+    }
+
+    /// Samples of the sets of a blend from [`BlendedDataset::open_sentences`](crate::BlendedDataset::open_sentences). Of
+    /// several, each comes from the one that lags furthest behind its share, which is its weight or else its size.
+    ///
+    /// # Errors
+    /// Errors as [`SentencePairs::of_blend`].
+    pub fn of_blend(
+        blend: &Blend,
+        special: SpecialTokens,
+        seq_length: usize,
+    ) -> Result<HeldOutPairs> {
+        let sets = groups_of_sets(blend, special, seq_length, |_| 0)?;
+        let sizes: Vec<u64> = sets.iter().map(Groups::len).collect();
+        let by_size = || sizes.iter().map(|&size| size as f64).collect::<Vec<f64>>();
+        let weights = blend.weights().map_or_else(by_size, <[f64]>::to_vec);
+        let count = sizes.iter().sum();
+        let order =
+            (sets.len() > 1).then(|| Arc::new(BlendOrder::finite(normalized(&weights), sizes)));
+        Ok(HeldOutPairs { sets, order, count })
     }
 
     /// The first `samples` samples, or all if there are fewer.
@@ -250,16 +341,17 @@ impl HeldOutPairs {
 
 impl Samples for HeldOutPairs {
     fn batch(&self, first_sample: u64, micro_batch: usize) -> Result<Batch> {
-        let mut batch = self.groups.blank(first_sample, micro_batch);
-        let samples = (first_sample..self.count).take(micro_batch).enumerate();
-        for (row, sample) in samples {
-            self.groups.fill(&mut batch, row, sample, sample, "data.bert.valid");
+        let mut batch = self.sets[0].blank(first_sample, micro_batch);
+        for (row, sample) in (first_sample..self.count).take(micro_batch).enumerate() {
+            let place = self.order.as_ref().map_or(Some((0, sample)), |order| order.at(sample));
+            let (set, number) = place.expect("there are as many samples as the sets have");
+            self.sets[set].fill(&mut batch, row, number, sample, "data.bert.valid")?;
         }
         batch.try_into()
     }
 
     fn seq_length(&self) -> usize {
-        self.groups.seq_length
+        self.sets[0].seq_length
     }
 }
 

@@ -95,7 +95,7 @@ impl TokenSource {
     /// Reads everything once if that takes a fraction of a second.
     ///
     /// # Errors
-    /// As [`TokenSource::check`].
+    /// The errors of [`TokenSource::check`].
     pub(super) fn check_if_short(&self) -> Result<()> {
         if self.len() <= CHECK_AT_OPENING { self.check() } else { Ok(()) }
     }
@@ -186,6 +186,15 @@ impl TokenSource {
         Ok(TokenSource { range: base + range.start..base + range.end, ..self.clone() })
     }
 
+    /// The tokens of the files `range` of a whole stream, sharing them.
+    ///
+    /// # Errors
+    /// Those of [`TokenSource::slice`], which ranges of the files do not have.
+    pub(super) fn files(&self, range: Range<usize>) -> Result<TokenSource> {
+        let behind = |files: usize| files.checked_sub(1).map_or(0, |last| self.ends[last]);
+        self.slice(behind(range.start)..behind(range.end))
+    }
+
     /// The tokens for training and those for validation; what `split` keeps for testing is in neither.
     ///
     /// # Errors
@@ -193,6 +202,14 @@ impl TokenSource {
     pub fn split(&self, split: Split) -> Result<(TokenSource, TokenSource)> {
         let [training, validation, _] = split.tokens(self.len());
         Ok((self.slice(0..training)?, self.slice(training..training + validation)?))
+    }
+}
+
+#[cfg(test)]
+impl TokenSource {
+    /// Whether both are parts of one stream, whose files are open once.
+    pub(super) fn shares_files(&self, other: &TokenSource) -> bool {
+        Arc::ptr_eq(&self.parts, &other.parts)
     }
 }
 

@@ -67,8 +67,8 @@ impl Split {
         [tokens[0], tokens[1] - tokens[0], all - tokens[1]]
     }
 
-    /// Which of `all` sequences Megatron-LM takes for training, validation and testing: cumulated shares, rounded to the
-    /// nearest, ties to even.
+    /// The sequences of `all` that Megatron-LM takes for training, validation and testing: cumulated shares, rounded to
+    /// the nearest, ties to even.
     ///
     /// ```
     /// use ferrotron_data::Split;

@@ -1,19 +1,20 @@
 //! Optimizers over flats of a GPU, which here is a stand-in on the CPU, take the same steps as on the CPU. Also, the
-//! kernels that an MLP does not need.
+//! kernels that an MLP does not need, and that rotary tables are computed once.
 
 #[path = "common/heavy_ball.rs"]
 mod heavy_ball;
 
-use ferrotron_autograd::{Accum, Leaf, WeightGrads, backward};
+use ferrotron_autograd::{Accum, Leaf, Var, WeightGrads, backward};
 use ferrotron_nn::loss::{CrossEntropyLoss, Reduction, binary_cross_entropy_with_logits};
 use ferrotron_nn::shard_exchange::NoExchange;
 use ferrotron_nn::{
-    Activation, AdafactorConfig, Bias, BufferConfig, GradDType, Init, Mlp, MlpConfig, Module,
-    Optimizer, OptimizerConfig, Param, ParamAndGradBuffer, Rounding, Scope, Sharding, StepConfig,
-    StepSize, UpdateConfig, WeightDecay, WeightUpdate,
+    Activation, AdafactorConfig, Attention, AttentionConfig, Bias, BufferConfig, Context,
+    GradDType, Init, Mlp, MlpConfig, Module, Optimizer, OptimizerConfig, Param, ParamAndGradBuffer,
+    RopeScaling, Rounding, Scope, Sharding, StepConfig, StepSize, UpdateConfig, WeightDecay,
+    WeightUpdate,
 };
 use ferrotron_tensor::ops::step::DeviceStepParams;
-use ferrotron_tensor::{DType, Device, MemoryKind, RandomKey, Result, Tensor};
+use ferrotron_tensor::{Category, DType, Device, MemoryKind, RandomKey, Result, Tensor};
 use heavy_ball::HeavyBall;
 
 const STEPS: usize = 3;
@@ -307,5 +308,44 @@ fn losses_and_truncated_values_are_those_of_the_cpu() -> Result<()> {
     for (got, want) in got.concat().iter().zip(want.concat()) {
         assert!((got - want).abs() <= 1e-6 * want.abs().max(1.0), "{got} for {want}");
     }
+    Ok(())
+}
+
+/// The first forward of the first layer computes the table on the GPU in five kernels; no later step, layer or shorter
+/// sequence launches one of them.
+#[test]
+fn rotary_tables_are_computed_once_a_run() -> Result<()> {
+    let Some(gpu) = gpu("rotary_tables_are_computed_once_a_run")? else { return Ok(()) };
+    let scope = Scope::new(&gpu, DType::F32, 3);
+    let layer = |name: &str| {
+        let config = AttentionConfig {
+            rotary_base: Some(500_000.0),
+            rotary_dim: Some(4),
+            rope_scaling: Some(RopeScaling::llama3(8.0)),
+            ..AttentionConfig::new(16, 2)
+        };
+        Attention::new(&scope.child(name), &config)
+    };
+    let layers = (0..3).map(|index| layer(&format!("{index}"))).collect::<Result<Vec<_>>>()?;
+    let forward = |layer: &Attention, positions: usize| {
+        let x = Var::constant(Tensor::ones(&gpu, DType::F32, &[1, positions, 16])?);
+        let launches = || gpu.gpu().map_or(0, |gpu| gpu.launches());
+        let before = launches();
+        layer.forward(&Context::eval(1, positions), &x, None)?;
+        Ok::<_, ferrotron_tensor::Error>(launches() - before)
+    };
+    // The weights are made where they are first read.
+    for layer in &layers {
+        layer.params().iter().try_for_each(|param| param.leaf().value().map(drop))?;
+    }
+    let first = forward(&layers[0], 12)?;
+    let usual = forward(&layers[0], 12)?;
+    assert_eq!(first, usual + 5);
+    for _step in 0..3 {
+        for layer in &layers {
+            assert_eq!((forward(layer, 12)?, forward(layer, 7)?), (usual, usual));
+        }
+    }
+    assert_eq!(gpu.memory().bytes(Category::Tables), 2 * 12 * 2 * 4);
     Ok(())
 }

@@ -32,9 +32,9 @@ const NAMED: usize = 4;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Facts,
-    /// It cannot continue because of its options.
+    /// The rank cannot continue because of its options.
     Refused,
-    /// It cannot continue for another reason.
+    /// The rank cannot continue for another reason.
     Failed,
 }
 
@@ -85,15 +85,19 @@ pub fn agree(group: &Group, facts: std::result::Result<&Facts, &Error>) -> Resul
         _ => String::new(),
     };
     let line = broadcast_bytes(group, line.into_bytes())?;
-    // A rank that ends with an error ends the calls of the others: all must have the line first, and a barrier that
-    // is ended has been entered by all.
-    let _ = group.barrier().wait();
+    wait_for_all(group);
     facts.map_err(copied)?;
     let kind = match failed.map(|rank| Kind::of(&rows[rank])) {
         Some(Kind::Failed) => ErrorKind::Io,
         _ => ErrorKind::Config,
     };
     Err(Error::new(kind, "", String::from_utf8_lossy(&line)))
+}
+
+/// Waits until all ranks of `group` have come here, before they return an error that each of them knows: a rank that ends
+/// with an error ends the calls of the others. A barrier that is ended so has been entered by all.
+pub fn wait_for_all(group: &Group) {
+    drop(group.barrier().wait());
 }
 
 /// The bytes of the first rank, on every rank. All ranks call this; what the others give is ignored.

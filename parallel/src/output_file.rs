@@ -33,7 +33,7 @@ pub fn open(operation: &'static str, path: &Path) -> Result<File> {
 /// Opens `path` to read if it exists, and changes nothing.
 ///
 /// # Errors
-/// As [`open`]; also if it may not be written.
+/// The errors of [`open`]; also a file that may not be written.
 pub fn open_existing(operation: &'static str, path: &Path) -> Result<Option<File>> {
     match std::fs::metadata(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),

@@ -22,7 +22,7 @@ const TIMEOUT: Duration = Duration::from_secs(60);
 /// Long enough for ranks to come together on a busy machine, short enough to wait for.
 const SHORT: Duration = Duration::from_secs(3);
 
-/// Not a test but what the processes run; without its role it does nothing.
+/// The program that the processes run, no test: without its role it does nothing.
 #[test]
 fn rank() {
     let Ok(role) = std::env::var(ROLE) else { return };

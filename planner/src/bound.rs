@@ -24,7 +24,7 @@ const CERTAIN: f64 = 0.95;
 pub(crate) struct BlockCost {
     /// Forward and backward.
     pub(crate) seconds: f64,
-    /// With all states.
+    /// Memory with all states.
     pub(crate) memory: RankMemory,
 }
 

@@ -3,15 +3,16 @@
 //! The crates below announce their work by events and spans of the `tracing` crate: GPU launches in `tensor`, calls of
 //! fake groups in `parallel`, instructions by the executor, operations by `autograd`. A subscriber writes them down.
 
+use ferrotron_parallel::collective::Op;
+use ferrotron_parallel::trace::Watch;
 use ferrotron_tensor::{DType, Error, Result};
 use std::collections::HashMap;
 use std::fmt::Debug;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use tracing::callsite::rebuild_interest_cache;
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
-use tracing::{Dispatch, Event, Metadata, Subscriber, dispatcher};
+use tracing::{Event, Metadata, Subscriber};
 
 /// A kernel, a matrix product or a copy that a GPU is given.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -97,12 +98,7 @@ pub struct Recording {
 /// Errors as `f` does, and if it takes no step.
 pub fn record<R>(with_operations: bool, f: impl FnOnce() -> Result<R>) -> Result<(R, Recording)> {
     let recorder = Arc::new(Recorder { with_operations, ..Recorder::default() });
-    // Two handles, and the cache afterwards: as in `parallel/src/trace`.
-    let watchers = [Dispatch::new(recorder.clone()), Dispatch::new(recorder.clone())];
-    let result = dispatcher::with_default(&watchers[0], f);
-    drop(watchers);
-    rebuild_interest_cache();
-    let result = result?;
+    let result = Watch::new(recorder.clone()).over(f)?;
     let state = std::mem::take(&mut *recorder.state());
     match state.ended {
         true => Ok((result, state.recording)),
@@ -261,21 +257,7 @@ impl State {
 
 /// The names of `Op::name`, without an allocation for each call.
 fn operation(name: &str) -> &'static str {
-    const NAMES: [&str; 12] = [
-        "all_reduce",
-        "all_gather",
-        "reduce_scatter",
-        "broadcast",
-        "reduce",
-        "gather",
-        "scatter",
-        "all_to_all",
-        "send",
-        "recv",
-        "send_recv",
-        "barrier",
-    ];
-    NAMES.into_iter().find(|known| *known == name).unwrap_or("send")
+    Op::NAMES.into_iter().find(|known| *known == name).unwrap_or("send")
 }
 
 /// The fields of a span or an event.

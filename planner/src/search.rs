@@ -38,7 +38,7 @@ pub struct Plan {
     pub simulated: usize,
     /// Number of those that take too much memory, as far as the search came.
     pub too_large: usize,
-    /// If none fits: the one with the fewest bytes that was found, and these.
+    /// The layout with the fewest bytes that was found, and these bytes, if none fits.
     pub smallest: Option<(Layout, u64)>,
 }
 
@@ -134,7 +134,7 @@ struct Search<'a, R> {
     space: &'a Space,
     cluster: &'a Cluster,
     run: R,
-    /// By tensor-parallel size, micro-batch and recomputation; none if the model has too few blocks.
+    /// Costs of blocks by tensor-parallel size, micro-batch and recomputation; none if the model has too few blocks.
     blocks: HashMap<(usize, usize, Recomputation), Option<BlockCost>>,
 }
 

@@ -25,7 +25,7 @@ pub struct Replay {
     pub seconds: f64,
     /// Each stage, over the whole duration.
     pub stages: Vec<StageTime>,
-    /// When each stage ran its instructions.
+    /// The times at which each stage ran its instructions.
     pub timeline: Timeline,
     /// The spans of a trace, if they were asked for.
     pub marks: Vec<Mark>,
@@ -76,7 +76,7 @@ pub fn simulate(
 struct Shared<'a> {
     schedule: &'a PipelineSchedule,
     software: Software,
-    /// By receiver and its name for the message.
+    /// Transfers by receiver and its name for the message.
     messages: HashMap<(usize, Message), Transfer>,
     /// Calls of groups that span stages, by group and number: when each stage came.
     meetings: HashMap<(String, i64), Vec<f64>>,
@@ -119,7 +119,7 @@ struct Rank<'a> {
     /// Calls of each group, and their number when the phase began.
     calls: Vec<Vec<Call>>,
     first: Vec<i64>,
-    /// When the links within the node and to the network are free.
+    /// The times at which the links within the node and to the network are free.
     free: [f64; 2],
     sending: [Option<(usize, Message)>; 2],
     time: StageTime,

@@ -45,7 +45,7 @@ pub struct Layout {
     pub micro_batch: usize,
     /// Samples of a step.
     pub global_batch: usize,
-    /// What is computed again.
+    /// The activations that are computed again.
     pub recompute: Recomputation,
     /// ZeRO stage, 0 or 1.
     pub zero_stage: u8,

@@ -2,7 +2,7 @@
 
 use crate::steps::Traffic;
 
-/// What a stage does in a step, in seconds.
+/// The parts of a stage's step, in seconds.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct StageTime {
     /// Kernels, by [`Part`](crate::steps::Part).

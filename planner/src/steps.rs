@@ -28,9 +28,9 @@ impl Part {
 /// The kinds of communication, by the ranks that take part.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Traffic {
-    /// Along the tensor axis.
+    /// Ranks along the tensor axis.
     Tensor,
-    /// Along the context axis.
+    /// Ranks along the context axis.
     Context,
     /// Gradients and weights, along data and context.
     Data,
@@ -131,7 +131,7 @@ pub enum Step {
 /// Steps, and how often they launch each kernel.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Block {
-    /// In order.
+    /// The steps, in order.
     pub steps: Vec<Step>,
     /// Index and number of launches.
     pub launches: Vec<(usize, u64)>,

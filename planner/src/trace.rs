@@ -11,7 +11,7 @@ use std::path::Path;
 pub struct Mark {
     /// The stage.
     pub stage: usize,
-    /// What it is: an instruction, a module, an operation, a wait, a collective.
+    /// The kind: an instruction, a module, an operation, a wait, a collective.
     pub category: &'static str,
     /// Its name.
     pub name: String,

@@ -2,6 +2,7 @@
 
 use ferrotron::models::bert::Bert;
 use ferrotron::models::data::tasks::WikiTextConfig;
+use ferrotron::models::evaluate::Evaluation;
 use ferrotron::models::gpt::Gpt;
 use ferrotron::models::hugging_face::{self, FolderWeights};
 use ferrotron::models::run::{EvaluationTask, RunConfig, RunResult};
@@ -10,12 +11,13 @@ use ferrotron::models::support::ModelSizes;
 use ferrotron::models::tokenizer::Tokenizer;
 use ferrotron::models::traffic::{StepTraffic, expected_traffic};
 use ferrotron::models::trainer::{Model, Trainer};
+use ferrotron::parallel::mesh::ParallelDims;
 use ferrotron::{Error, Result};
 use std::path::Path;
 
 use super::args::data::DataSource;
 use super::args::train::TrainArgs;
-use super::bert_input::{self, BertInput};
+use super::bert_input::{self, BertInput, HeldOut};
 use super::run_samples::{OrderLength, RunInput, RunSamples, SampleScope};
 use super::sample::SampleTask;
 use super::tasks::GptTask;
@@ -59,14 +61,15 @@ pub trait TrainedModel: Model {
     /// The samples of a run.
     fn samples(input: &RunInput, run: &RunConfig, scope: &SampleScope) -> Result<RunSamples>;
 
-    /// The tasks on which the model is evaluated during the run.
+    /// The tasks on which the model is evaluated during the run in a layout.
     ///
     /// # Errors
-    /// A model without tasks; tasks whose data cannot be read.
+    /// A model without tasks; tasks whose data cannot be read, or that the layout excludes.
     fn tasks(
         args: &TrainArgs,
         _: &Tokenizer,
         _: &Self::Config,
+        _: &ParallelDims,
     ) -> Result<Vec<Box<dyn EvaluationTask<Self>>>> {
         if args.tensorboard.log_samples_to_tensorboard {
             let message = "a bert writes no text: leave it out";
@@ -87,6 +90,9 @@ pub trait TrainedModel: Model {
         outcome: &RunResult,
         sampling: (usize, &StopFlag),
     ) -> Result<Option<String>>;
+
+    /// The result of an evaluation in words.
+    fn evaluation_line(evaluation: &Evaluation) -> String;
 }
 
 impl TrainedModel for Gpt {
@@ -143,6 +149,7 @@ impl TrainedModel for Gpt {
         args: &TrainArgs,
         tokenizer: &Tokenizer,
         config: &Self::Config,
+        layout: &ParallelDims,
     ) -> Result<Vec<Box<dyn EvaluationTask<Gpt>>>> {
         let seq_length = args.model.seq_length()?;
         let overlapping_eval = args.evaluation.overlapping_eval.min(seq_length);
@@ -154,7 +161,7 @@ impl TrainedModel for Gpt {
         let mut tasks =
             args.evaluation.tasks()?.into_iter().map(open).collect::<Result<Vec<_>>>()?;
         if args.tensorboard.log_samples_to_tensorboard {
-            tasks.push(Box::new(SampleTask::new(args, tokenizer)?));
+            tasks.push(Box::new(SampleTask::new(args, tokenizer, layout)?));
         }
         Ok(tasks)
     }
@@ -168,6 +175,10 @@ impl TrainedModel for Gpt {
     ) -> Result<Option<String>> {
         let stream = input.evaluated_stream();
         closing_report::gpt(trainer, stream, tokenizer, outcome, sampling)
+    }
+
+    fn evaluation_line(evaluation: &Evaluation) -> String {
+        closing_report::gpt_line(evaluation)
     }
 }
 
@@ -210,14 +221,10 @@ impl TrainedModel for Bert {
     fn open(
         args: &TrainArgs,
         source: &DataSource,
-        _: &OrderLength,
+        order: &OrderLength,
         tokenizer: &Tokenizer,
         warn: impl Fn(&str),
     ) -> Result<RunInput> {
-        let DataSource::Files(config) = source else {
-            let message = "a bert takes sentences of text files: name them by --data";
-            return Err(Error::config("--data-path", message));
-        };
         if args.data.documents(tokenizer)?.is_some() {
             let message = "a bert takes sentences, which are not packed: leave it out";
             return Err(Error::config("--reset-attention-mask", message));
@@ -226,20 +233,23 @@ impl TrainedModel for Bert {
             let message = "a bert is evaluated on all of --valid-data together: leave it out";
             return Err(Error::config("--multiple-validation-sets", message));
         }
-        let (dataset, bert) = bert_input::open(args, config, tokenizer, warn)?;
+        let (dataset, bert) =
+            bert_input::open(args, source, order.state.as_deref(), tokenizer, warn)?;
         Ok(RunInput::of_bert(dataset, bert))
     }
 
     fn samples(input: &RunInput, run: &RunConfig, scope: &SampleScope) -> Result<RunSamples> {
         let missing = || Error::config("data", "bert needs documents");
-        let BertInput { train, held_out } = input.bert.clone().ok_or_else(missing)?;
+        let BertInput { train, held_out, test, .. } = input.bert.clone().ok_or_else(missing)?;
         let batch = scope.eval_batch as u64;
-        let samples = run.eval_iters.map_or(u64::MAX, |all| all.saturating_mul(batch));
-        let wanted = held_out.filter(|_| run.intervals.eval_interval > 0);
-        let wanted = wanted.filter(|_| samples > 0);
-        let validation = wanted.map(|held_out| held_out.first(samples));
+        let first = |held_out: Option<HeldOut>, iters: Option<u64>| {
+            let samples = iters.map_or(u64::MAX, |all| all.saturating_mul(batch));
+            let wanted = held_out.filter(|_| run.intervals.eval_interval > 0 && samples > 0);
+            wanted.map(|held_out| held_out.first(samples))
+        };
+        let validation = first(held_out, run.eval_iters);
         let validation = validation.map(|samples| (None, samples)).into_iter().collect();
-        RunSamples::new(train, validation, None, None)
+        RunSamples::new(train, validation, first(test, scope.test_iters), None)
     }
 
     fn report(
@@ -251,5 +261,9 @@ impl TrainedModel for Bert {
     ) -> Result<Option<String>> {
         closing_report::bert(outcome);
         Ok(None)
+    }
+
+    fn evaluation_line(evaluation: &Evaluation) -> String {
+        closing_report::bert_line(evaluation)
     }
 }

@@ -1,8 +1,9 @@
-//! The samples of a BERT: masked pairs of segments of text, or the questions of a task.
+//! The samples of a BERT: masked pairs of segments of text or of Megatron's data sets, or the questions of a task.
 
 use ferrotron::models::data::tasks::Race;
 use ferrotron::models::data::{
-    DataConfig, Dataset, Documents, FiniteSamples, HeldOutPairs, Samples, SentencePairs, Split,
+    Blend, BlendConfig, BlendedDataset, DataConfig, Dataset, Documents, FiniteSamples,
+    HeldOutPairs, Samples, SentencePairs, Split,
 };
 use ferrotron::models::tokenizer::Tokenizer;
 use ferrotron::tensor::At;
@@ -10,15 +11,20 @@ use ferrotron::{Error, Result};
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use super::args::data::{DataOrder, DataSource};
 use super::args::model::TrainTask;
 use super::args::train::TrainArgs;
 use super::corpus;
 
-/// The samples for training and those for validation.
+/// The samples for training and those for evaluations.
 #[derive(Clone)]
 pub struct BertInput {
     pub train: Arc<dyn Samples>,
     pub held_out: Option<HeldOut>,
+    /// The samples of the evaluation behind the last step.
+    pub test: Option<HeldOut>,
+    /// A checksum of what decides the order beside the tokens.
+    pub order_crc32: Option<u32>,
 }
 
 /// Samples for validation.
@@ -38,17 +44,24 @@ impl HeldOut {
     }
 }
 
-/// Opens the files of `config`, or the program's own corpus: all tokens by which the run recognises its data, and the
-/// samples. `warn` is told of files that are left out.
+/// Opens the data that `source` names, or the program's own corpus: all tokens by which the run recognises its data, and
+/// the samples. `order_state` is the place in the order, from the checkpoint of a resumed run. `warn` is told of files that
+/// are left out.
 pub fn open(
     args: &TrainArgs,
-    config: &DataConfig,
+    source: &DataSource,
+    order_state: Option<&[u64]>,
     tokenizer: &Tokenizer,
     warn: impl Fn(&str),
 ) -> Result<(Dataset, BertInput)> {
-    match args.model.task {
-        Some(TrainTask::Race) => race(args, config, tokenizer),
-        None => pairs(args, config, tokenizer, warn),
+    match (args.model.task, source) {
+        (Some(TrainTask::Race), DataSource::Files(config)) => race(args, config, tokenizer),
+        (Some(TrainTask::Race), DataSource::Sets(_)) => {
+            let message = "race has files of questions, not tokens: name them by --data";
+            Err(Error::config("--data-path", message))
+        }
+        (None, DataSource::Files(config)) => pairs(args, config, tokenizer, warn),
+        (None, DataSource::Sets(config)) => pairs_of_sets(args, config, order_state, tokenizer),
     }
 }
 
@@ -59,20 +72,58 @@ fn pairs(
     warn: impl Fn(&str),
 ) -> Result<(Dataset, BertInput)> {
     let (train, validation) = corpus::open_documents(config, tokenizer, warn)?;
-    let tokens = |documents: &Documents| documents.token_source(tokenizer.vocab_size());
     let dataset = Dataset {
-        train: tokens(&train)?,
-        validation: validation.as_ref().map(tokens).transpose()?,
+        train: train.token_source(),
+        validation: validation.as_ref().map(Documents::token_source),
     };
     let (special, length) = (tokenizer.special_tokens()?, args.model.seq_length()?);
-    let train = SentencePairs::new(train, special, length, args.optimization.seed)?;
-    // Validation data that are too short are refused only by a run that evaluates.
-    let iters = args.evaluation.validation_iters(&args.run);
-    let evaluates = args.run.eval_interval != Some(0) && iters != Some(0);
-    let held_out = validation.filter(|_| evaluates);
+    let train = Arc::new(SentencePairs::new(train, special, length, args.optimization.seed)?);
+    let held_out = validation.filter(|_| evaluates(args));
     let held_out = held_out.map(|held_out| HeldOutPairs::new(held_out, special, length));
     let held_out = held_out.transpose()?.map(HeldOut::Pairs);
-    Ok((dataset, BertInput { train: Arc::new(train), held_out }))
+    Ok((dataset, BertInput { train, held_out, test: None, order_crc32: None }))
+}
+
+/// Pairs of segments of Megatron's data sets, whose sequences are sentences.
+fn pairs_of_sets(
+    args: &TrainArgs,
+    config: &BlendConfig,
+    order_state: Option<&[u64]>,
+    tokenizer: &Tokenizer,
+) -> Result<(Dataset, BertInput)> {
+    if args.data.packing.is_on() {
+        let message = "packs prompts and completions of a GPT: leave it out";
+        return Err(Error::config("--packing", message));
+    }
+    if args.data.data_order == DataOrder::Megatron {
+        let message = "megatron is an order of a GPT's samples: leave it out";
+        return Err(Error::config("--data-order", message));
+    }
+    config.check_tokenizer(tokenizer)?;
+    let sets = BlendedDataset::open_sentences(config, tokenizer.vocab_size())?;
+    let dataset = sets.streams();
+    let BlendedDataset { training, validation, test } = sets;
+    let (special, length) = (tokenizer.special_tokens()?, args.model.seq_length()?);
+    let train = SentencePairs::of_blend(&training, special, length, args.optimization.seed)?;
+    order_state.iter().for_each(|state| train.resume_order(state));
+    let held_out = |blend: Option<Blend>| {
+        let pairs = blend.map(|blend| HeldOutPairs::of_blend(&blend, special, length));
+        Ok::<_, Error>(pairs.transpose()?.map(HeldOut::Pairs))
+    };
+    let held_out = |blend: Option<Blend>| held_out(blend.filter(|_| evaluates(args)));
+    let input = BertInput {
+        train: Arc::new(train),
+        held_out: held_out(validation)?,
+        test: held_out(test)?,
+        order_crc32: training.weights_crc32(),
+    };
+    Ok((dataset, input))
+}
+
+/// Whether the run evaluates: held-out data that are too short are refused only by one that does.
+fn evaluates(args: &TrainArgs) -> bool {
+    let iters = args.evaluation.validation_iters(&args.run);
+    args.run.eval_interval != Some(0) && iters != Some(0)
 }
 
 fn race(
@@ -100,5 +151,6 @@ fn race(
     let validation = held_out.as_ref().map(tokens).transpose()?;
     let dataset = Dataset { train: tokens(&train)?, validation };
     let train = Arc::new(train.shuffled(args.optimization.seed));
-    Ok((dataset, BertInput { train, held_out: held_out.map(HeldOut::Race) }))
+    let held_out = held_out.map(HeldOut::Race);
+    Ok((dataset, BertInput { train, held_out, test: None, order_crc32: None }))
 }

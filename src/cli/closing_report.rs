@@ -9,10 +9,9 @@ use ferrotron::models::run::{RunResult, SetEvaluation, StopReason};
 use ferrotron::models::stop::StopFlag;
 use ferrotron::models::tokenizer::Tokenizer;
 use ferrotron::models::trainer::Trainer;
-use ferrotron::nn::{Axis, Sharding};
 
 use super::output;
-use super::sample::sample;
+use super::sample::{one_rank_has_all, sample};
 
 /// Evaluations of more tokens than this are not searched for their bigrams, which takes memory and
 /// time of its own.
@@ -44,7 +43,8 @@ pub fn gpt(
         });
     }
     if outcome.stop_reason == StopReason::Finished && sample_length > 0 && !stop.is_set() {
-        if one_rank_has_all(trainer) {
+        let sharding = trainer.config().parallel.data_parallel.sharding;
+        if one_rank_has_all(trainer.mesh().layout(), sharding) {
             text = sample(&trainer.parts()[0], tokenizer, sample_length, stop)?;
             text.iter().for_each(|text| output::report(&format!("sample: {text}")));
         } else {
@@ -58,12 +58,10 @@ pub fn gpt(
     Ok(text)
 }
 
-/// Prints the loss of a GPT on the test part.
-pub fn test(evaluation: &Evaluation) {
+/// The loss of a GPT in words.
+pub fn gpt_line(evaluation: &Evaluation) -> String {
     let Evaluation { loss, perplexity, tokens, .. } = evaluation;
-    output::report(&format!(
-        "test loss {loss:.4} over {tokens} tokens (perplexity {perplexity:.2})"
-    ));
+    format!("loss {loss:.4} over {tokens} tokens (perplexity {perplexity:.2})")
 }
 
 /// Prints the validation losses of a BERT.
@@ -83,11 +81,4 @@ pub fn bert_line(evaluation: &Evaluation) -> String {
     let terms = losses.iter().map(|(name, mean)| format!("{} {mean:.4}", name.replace('_', " ")));
     let terms: Vec<String> = terms.collect();
     format!("loss {loss:.4} over {tokens} masked tokens ({})", terms.join(", "))
-}
-
-/// Whether this rank can run the model without others.
-fn one_rank_has_all(trainer: &Trainer<Gpt>) -> bool {
-    let layout = trainer.mesh().layout();
-    let sharded = trainer.config().parallel.data_parallel.sharding == Sharding::Weights;
-    layout.size(Axis::Data) == layout.world() && !(sharded && layout.world() > 1)
 }

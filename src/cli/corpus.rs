@@ -1,6 +1,6 @@
 //! The data of a command: what `--data` names, or the corpus that the program carries, its own documentation.
 
-use ferrotron::models::data::{DataConfig, Dataset, Documents, holds_pairs};
+use ferrotron::models::data::{DataConfig, Dataset, Documents, TokenSource, holds_pairs};
 use ferrotron::models::tokenizer::Tokenizer;
 use ferrotron::{Error, Result};
 use std::path::Path;
@@ -13,6 +13,17 @@ pub fn open(config: &DataConfig, tokenizer: &Tokenizer, warn: impl Fn(&str)) -> 
     let dataset = Dataset::open(config, tokenizer)?;
     warn_of_empty_files(config, warn)?;
     Ok(dataset)
+}
+
+/// Opens what `config` names, and its validation sets as a stream each. Empty files are left out, which `warn` is told.
+pub fn open_with_sets(
+    config: &DataConfig,
+    tokenizer: &Tokenizer,
+    warn: impl Fn(&str),
+) -> Result<(Dataset, Vec<TokenSource>)> {
+    let opened = Dataset::open_with_sets(config, tokenizer)?;
+    warn_of_empty_files(config, warn)?;
+    Ok(opened)
 }
 
 /// Opens the same data as documents, for training and for validation.

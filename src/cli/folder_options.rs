@@ -40,6 +40,7 @@ pub fn gpt(config: &GptConfig) -> Value {
         "init-method-std": config.init_method_std,
         "activation": ActivationArg::name_of(config.activation),
         "disable-bias-linear": !config.add_bias,
+        "disable-bias-norm": !rms && !config.norm_bias(),
         "untie-embeddings-and-output-weights": !config.tie_embeddings,
     });
     let (scaling, pattern) = (config.rope_scaling, config.window_attn_skip_freq.as_ref());

@@ -1,7 +1,7 @@
 //! The data of a GPT: files or Megatron's data sets, in the order of training and of evaluations.
 
 use ferrotron::models::data::{
-    Blend, BlendConfig, BlendedDataset, DataConfig, Dataset, FiniteSamples, MegatronOrderConfig,
+    Blend, BlendConfig, BlendedDataset, DataConfig, FiniteSamples, MegatronOrderConfig,
     MegatronSampler, MegatronValidation, MegatronValidationConfig, PackedSampler, PackedSamples,
     PackingAlgorithm, PackingConfig, Samples, TokenSource, Validation, distinct_names,
 };
@@ -44,8 +44,14 @@ pub fn open(
     let config = match source {
         DataSource::Files(config) => {
             corpus::warn_of_pairs(config.data.iter().map(PathBuf::as_path), &warn);
-            let dataset = corpus::open(config, tokenizer, warn)?;
-            let validation_streams = if several { streams(config, tokenizer)? } else { Vec::new() };
+            let (dataset, validation_streams) = match several {
+                true => {
+                    let names = set_names(config)?;
+                    let (dataset, streams) = corpus::open_with_sets(config, tokenizer, warn)?;
+                    (dataset, names.into_iter().zip(streams).collect())
+                }
+                false => (corpus::open(config, tokenizer, warn)?, Vec::new()),
+            };
             return Ok(RunInput {
                 dataset,
                 bert: None,
@@ -146,14 +152,13 @@ fn check_without_weights(config: &BlendConfig) -> Result<()> {
     }
 }
 
-/// The stream of each path of `--valid-data`, by name.
-fn streams(config: &DataConfig, tokenizer: &Tokenizer) -> Result<Vec<(String, TokenSource)>> {
+/// The name of each path of `--valid-data`.
+fn set_names(config: &DataConfig) -> Result<Vec<String>> {
     let paths: Vec<&Path> = config.validation_data.iter().map(PathBuf::as_path).collect();
     if paths.is_empty() {
         return Err(none_held_out());
     }
-    let names = distinct_names("--valid-data", &paths)?;
-    Ok(names.into_iter().zip(Dataset::validation_sets(config, tokenizer)?).collect())
+    distinct_names("--valid-data", &paths)
 }
 
 /// The samples of a run: training in the order of a seed, and those of evaluations.

@@ -30,7 +30,7 @@ pub enum ProcessRole {
     Alone,
     /// One rank of several.
     Rank(RankEnvironment),
-    /// It starts as many ranks.
+    /// Starts as many ranks.
     Launcher(usize),
 }
 
@@ -175,7 +175,7 @@ pub fn run_on_ranks(
     work: impl FnOnce(&ModelRank) -> Result<ExitCode>,
 ) -> Result<ExitCode> {
     let job = ProcessRole::new(ranks, rank_environment()?)?;
-    let layout = ranks.layout(job.world_size(), 1)?;
+    let layout = ranks.layout(job.world_size())?;
     device.place()?;
     let open = || device.open_shared(job.local_size(), job.local_rank(), std::env::temp_dir());
     match &job {

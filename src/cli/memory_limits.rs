@@ -142,7 +142,7 @@ fn check_ranks<M: TrainedModel>(
     }
 }
 
-/// Why a run is refused, in one line: the numbers, and what options would make of them.
+/// Refuses a run in one line: the numbers, and what options would make of them.
 fn refused<M: TrainedModel>(
     args: &TrainArgs,
     plan: &MemoryEstimator<M>,

@@ -90,7 +90,7 @@ impl Options {
         }
     }
 
-    /// These options, and those of a lower source that these do not decide.
+    /// Adds to these options those of a lower source that these do not decide.
     pub fn over(mut self, lower: Options) -> Options {
         let decided = |name: &str| {
             let same = SYNONYMS.iter().find(|names| names.contains(&name));
@@ -156,6 +156,9 @@ impl Options {
         let words = self.iter().flat_map(|(name, value)| match value {
             Value::Bool(true) => vec![format!("--{name}")],
             Value::Bool(false) => Vec::new(), // a flag's default
+            Value::Array(_) if self.values(name).iter().any(|value| value.starts_with('-')) => {
+                self.values(name).iter().map(|value| format!("--{name}={value}")).collect()
+            }
             Value::Array(_) => [format!("--{name}")].into_iter().chain(self.values(name)).collect(),
             scalar => vec![format!("--{name}={}", text(scalar))],
         });

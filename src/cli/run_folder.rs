@@ -111,7 +111,7 @@ pub fn newest_run(op: &'static str) -> Result<PathBuf> {
 /// The newest run in `runs/` that has the file, which is its `name`. A newer one without is named on standard error.
 ///
 /// # Errors
-/// As [`newest_run`].
+/// The errors of [`newest_run`].
 pub fn newest_run_with(op: &'static str, file: &str, name: &str) -> Result<PathBuf> {
     let mut runs = numbered_runs();
     runs.sort();

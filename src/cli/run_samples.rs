@@ -40,7 +40,7 @@ pub struct BlendedInput {
     pub order_crc32: Option<u32>,
 }
 
-/// What decides the order of training samples beside the data.
+/// The numbers that decide the order of training samples beside the data.
 pub struct OrderLength {
     /// The number of samples of the whole run, if the order depends on it.
     pub samples: Option<u64>,
@@ -68,7 +68,10 @@ impl RunInput {
 
     /// A checksum of what decides the order of samples beside the tokens, if anything does.
     pub fn order_crc32(&self) -> Option<u32> {
-        self.blended.as_ref()?.order_crc32
+        match &self.bert {
+            Some(bert) => bert.order_crc32,
+            None => self.blended.as_ref()?.order_crc32,
+        }
     }
 
     /// The packing of the training samples, if they are packed.
@@ -97,7 +100,7 @@ pub type NamedSamples = (Option<String>, Box<dyn FiniteSamples>);
 pub struct RunSamples {
     train: Prefetch,
     validation: Vec<NamedSamples>,
-    /// Those of the evaluation behind the last step, if there is one.
+    /// Samples of the evaluation behind the last step, if there is one.
     test: Option<Box<dyn FiniteSamples>>,
 }
 

@@ -6,6 +6,8 @@ use ferrotron::models::gpt::Gpt;
 use ferrotron::models::run::{EvaluationTask, TaskResult};
 use ferrotron::models::stop::StopFlag;
 use ferrotron::models::tokenizer::Tokenizer;
+use ferrotron::nn::{Axis, Sharding};
+use ferrotron::parallel::mesh::ParallelDims;
 use ferrotron::{Error, Result};
 use std::ops::ControlFlow;
 
@@ -34,21 +36,24 @@ pub struct SampleTask {
     length: usize,
 }
 
+/// Whether each rank of a `layout` can run the model without others.
+pub fn one_rank_has_all(layout: &ParallelDims, sharding: Sharding) -> bool {
+    let ranks = layout.world();
+    layout.size(Axis::Data) == ranks && (ranks == 1 || sharding != Sharding::Weights)
+}
+
 impl SampleTask {
-    /// Samples of `--sample-length` tokens.
+    /// Samples of `--sample-length` tokens, from a run in `layout`.
     ///
     /// # Errors
     /// A layout in which no rank has the whole model; no token.
-    pub fn new(args: &TrainArgs, tokenizer: &Tokenizer) -> Result<SampleTask> {
-        let parallel = &args.parallel;
-        let ranks = &parallel.ranks;
-        let shared = [
-            ranks.tensor_model_parallel_size,
-            ranks.pipeline_model_parallel_size,
-            parallel.context_parallel_size,
-        ];
+    pub fn new(
+        args: &TrainArgs,
+        tokenizer: &Tokenizer,
+        layout: &ParallelDims,
+    ) -> Result<SampleTask> {
         let refuse = |why| Err(Error::config("--log-samples-to-tensorboard", why));
-        if shared != [1; 3] || parallel.zero_stage > 2 {
+        if !one_rank_has_all(layout, Sharding::ALL[usize::from(args.parallel.zero_stage)]) {
             return refuse("no rank has the whole model in this layout: leave it out");
         }
         match args.run.sample_length() {
@@ -68,12 +73,14 @@ impl EvaluationTask<Gpt> for SampleTask {
     }
 
     fn evaluate(&self, model: &LocalModel<Gpt>, stop: &StopFlag) -> Result<Option<TaskResult>> {
-        // Other ranks wait where they meet the first one next, whatever it was asked.
         let text = match model.mesh.rank() {
             0 => sample(&model.parts[0], &self.tokenizer, self.length, stop)?,
             _ => None,
         };
-        Ok(Some(TaskResult { numbers: Vec::new(), text: text.unwrap_or_default() }))
+        // The others wait here for the first one. A text that a request to stop has cut off is left out.
+        let stopped = stop.is_set_on_any(model.mesh.world())?;
+        let text = text.unwrap_or_default();
+        Ok((!stopped).then_some(TaskResult { numbers: Vec::new(), text }))
     }
 }
 

@@ -21,7 +21,7 @@ const ROUNDS: usize = 5;
 const SECONDS: f64 = 5e-3;
 const LANES: usize = 64;
 
-/// What all threads of a device together reach at most, per second.
+/// The largest rates that all threads of a device reach together, per second.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Ceilings {
     /// Floating-point operations on registers, in f32.

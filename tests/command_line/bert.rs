@@ -103,6 +103,67 @@ fn ranks_train_the_bert_that_one_rank_trains() {
 }
 
 #[test]
+fn sentences_of_a_data_set_train_as_their_text_does() {
+    let folder = folder_with_text();
+    let path = folder.path();
+    let line =
+        |i: usize| format!("Line {}. And more of it!\n{}", i * 7919 % 1000, ["", "\n"][i % 9 / 8]);
+    std::fs::write(path.join("text.txt"), (0..300).map(line).collect::<String>()).unwrap();
+    for more in ["--tokenizer byte --split-sentences", "--tokenizer gpt2 --append-eod"] {
+        let tokenize = format!("tokenize --input text.txt --output-prefix a {more}");
+        succeeded(ferrotron(path, &tokenize.split(' ').collect::<Vec<&str>>()));
+    }
+    let run = |name: &str, data: &str| {
+        let words = format!("train --tokenizer byte --global-batch-size 4 --save {name} {data}");
+        let words: Vec<&str> = words.split(' ').collect();
+        succeeded(ferrotron(path, &[&words[..], TINY, BERT].concat()));
+        losses(path.join(name).join("metrics.jsonl"))
+    };
+    let want = run("text", "--data text.txt --valid-data text.txt");
+    let sets = "--train-data-path a_text_sentence --valid-data-path a_text_sentence";
+    assert_eq!(run("sets", sets), want);
+    assert_eq!(run("files", "--data a_text_sentence --valid-data text.txt"), want);
+    assert!(weights(&path.join("text"), 20) == weights(&path.join("sets"), 20));
+    let eval = |run: &str| {
+        succeeded(ferrotron(path, &["eval", "--load", run, "--json", "--threads", "1"]))
+    };
+    assert_eq!(eval("sets"), eval("text"));
+    // In another layout, by weight and with a test part; and through a stop.
+    let blend = "--split 6,2,2 --data-path 30 a_text_sentence 70 a_text_sentence";
+    let layout = "--nproc 2 --tensor-model-parallel-size 2";
+    let whole = run("blend", &format!("{blend} {layout}"));
+    run("cut", &format!("{blend} {layout} --exit-interval 7"));
+    for _ in 0..2 {
+        succeeded(ferrotron(path, &["train", "--load", "cut", "--save", "cut"]));
+    }
+    assert_eq!(losses(path.join("cut/metrics.jsonl")), whole);
+    let line = succeeded(ferrotron(
+        path,
+        &["train", "--load", "blend", "--train-iters", "21", "--save", "more"],
+    ));
+    assert!(line.contains("test loss ") && line.contains("masked tokens (masked lm"), "{line}");
+
+    let refused = |data: &str| {
+        let words: Vec<&str> = data.split(' ').collect();
+        let output = ferrotron(path, &[&["train"], &words[..], TINY, BERT].concat());
+        let message = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!((output.status.code(), message.lines().count()), (Some(2), 1), "{message}");
+        message
+    };
+    let line = refused("--tokenizer gpt2 --data-path a_text_document");
+    for part in ["a bert takes sentences", "a_text_document", "tokenize --split-sentences"] {
+        assert!(line.contains(part), "{part} is missing: {line}");
+    }
+    let sets = "--tokenizer byte --data-path a_text_sentence";
+    let line = refused(&format!("{sets} --data-order megatron"));
+    assert!(line.contains("--data-order: megatron is an order of a GPT's samples"), "{line}");
+    let line = refused(&format!("{sets} --packing first-fit"));
+    assert!(line.contains("--packing: packs prompts and completions of a GPT"), "{line}");
+    let line = refused("--tokenizer gpt2 --data-path a_text_sentence");
+    assert!(line.contains("made with the byte tokenizer"), "{line}");
+}
+
+#[test]
 fn what_a_bert_has_not_is_refused_in_one_line() {
     let folder = folder_with_text();
     std::fs::write(folder.path().join("one.txt"), "One sentence").unwrap();

@@ -64,7 +64,7 @@ fn a_family_is_written_if_it_holds_the_model() {
     );
 }
 
-/// From the folder through training, and through a run that goes on from its checkpoint.
+/// The files go from the folder through training, and through a run that goes on from its checkpoint.
 #[test]
 fn files_beside_the_weights_travel_along() {
     let folder = folder_with("families/gemma2");

@@ -24,6 +24,7 @@ mod output_files;
 mod packing;
 mod plan;
 mod precision;
+mod presets;
 mod profile;
 mod race;
 mod refusals;
@@ -32,7 +33,9 @@ mod serve;
 mod simulate;
 mod stopping;
 mod streams;
+mod switches;
 mod tasks;
+mod tasks_in_runs;
 mod tokenize;
 mod train_samples;
 mod two_runs;
@@ -41,6 +44,20 @@ mod validation_sets;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use tempfile::TempDir;
+
+/// A model that `plan` and `simulate` are asked about; the number of words comes last.
+const PLANNED_MODEL: &[&str] = &[
+    "--num-layers",
+    "4",
+    "--hidden-size",
+    "256",
+    "--num-attention-heads",
+    "4",
+    "--seq-length",
+    "128",
+    "--vocab-size",
+    "512",
+];
 
 /// A model that trains in a blink.
 const TINY: &[&str] = &[

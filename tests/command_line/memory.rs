@@ -112,7 +112,7 @@ fn what_waits_in_host_memory_is_told() {
     assert!(message.contains(" of host memory"), "{message}");
 }
 
-/// Before anything starts, in one line.
+/// The refusal comes before anything starts, in one line.
 #[test]
 fn what_no_machine_can_do_is_refused() {
     let folder = folder_with_text();

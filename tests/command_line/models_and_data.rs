@@ -156,6 +156,28 @@ fn prompts_and_sampling_at_the_edges() {
                 .starts_with(prompt)
         );
     }
+    // Several are continued as each alone.
+    let alone = |prompt: &str| {
+        let more = ["--load", "run", "--max-new-tokens", "9", "--prompt", prompt];
+        succeeded(ferrotron(path, &[&["generate"][..], &more].concat()))
+    };
+    let [line, small] = ["line", "a small "].map(alone);
+    let together = succeeded(generate(&["--prompt", "a small ", "--max-new-tokens", "9"]));
+    assert_eq!(together, format!("--- text 1 of 2\n{line}--- text 2 of 2\n{small}"));
+    std::fs::write(path.join("prompts"), "line\na small \n").unwrap();
+    std::fs::write(path.join("gap"), "line\n\nline\n").unwrap();
+    let of_file = |file: &str| {
+        let more = ["--load", "run", "--max-new-tokens", "9", "--prompts-file", file];
+        ferrotron(path, &[&["generate"][..], &more].concat())
+    };
+    assert_eq!(succeeded(of_file("prompts")), together);
+    let more = ["--prompt=line", "--prompt=-"];
+    let line = refused(ferrotron(path, &[&["generate", "--load", "run"][..], &more].concat()), 1);
+    assert!(line.contains("--prompt: tokenizer: character '-'"), "{line}");
+    for (file, named) in [("gap", "'gap' has an empty line 2"), ("gone", "'gone' cannot be read")] {
+        let line = refused(of_file(file), 2);
+        assert!(line.contains(named), "{line}");
+    }
     std::fs::remove_file(path.join("hf/tokenizer.json")).unwrap();
     std::fs::create_dir(path.join("none")).unwrap();
     for (more, code, named) in [

@@ -2,24 +2,11 @@
 
 use serde_json::Value;
 
-use super::{ferrotron, folder_with_text, succeeded};
-
-const MODEL: &[&str] = &[
-    "--num-layers",
-    "4",
-    "--hidden-size",
-    "256",
-    "--num-attention-heads",
-    "4",
-    "--seq-length",
-    "128",
-    "--vocab-size",
-    "512",
-];
+use super::{PLANNED_MODEL, ferrotron, folder_with_text, succeeded};
 
 fn planned<'a>(more: &[&'a str]) -> Vec<&'a str> {
     let plan = ["plan", "--cluster", "h100", "--global-batch-size", "8"];
-    [&plan, MODEL, &["--bf16"], more].concat()
+    [&plan, PLANNED_MODEL, &["--bf16"], more].concat()
 }
 
 #[test]
@@ -35,7 +22,8 @@ fn the_best_layout_is_one_that_the_other_commands_take() {
     assert!(report["runner_up"].as_str().unwrap().contains("% slower"), "{report}");
 
     let simulate = ["simulate", "--cluster", "h100", "--bf16", "--json", "--config", "layout.toml"];
-    let simulated: Value = serde_json::from_str(&run(&[&simulate, MODEL].concat())).unwrap();
+    let simulated: Value =
+        serde_json::from_str(&run(&[&simulate, PLANNED_MODEL].concat())).unwrap();
     for key in ["s_per_step", "bubble", "mfu"] {
         let (a, b) = (simulated[key].as_f64().unwrap(), best[0][key].as_f64().unwrap());
         assert!((a - b).abs() <= 1e-12 * a.abs(), "{key}: {a} {b}");
@@ -53,7 +41,7 @@ fn a_training_takes_the_file_of_the_best_layout() {
     let folder = folder_with_text();
     let run = |words: &[&str]| succeeded(ferrotron(folder.path(), words));
     run(&planned(&["--nproc", "2", "--output", "layout.toml"]));
-    let model = &MODEL[..MODEL.len() - 2];
+    let model = &PLANNED_MODEL[..PLANNED_MODEL.len() - 2];
     let train = ["train", "--data", "text.txt", "--config", "layout.toml", "--train-iters", "1"];
     run(&[&train, model, &["--eval-interval", "0"]].concat());
 }

@@ -109,7 +109,7 @@ fn a_pretrained_bert_learns_to_answer_and_is_evaluated_in_every_layout() {
     refuses(path);
 }
 
-/// What goes wrong is one line.
+/// Expects an error of one line.
 fn refuses(path: &Path) {
     succeeded(run(
         path,

@@ -36,8 +36,8 @@ impl Server {
         Server { child, address, _out: out }
     }
 
-    /// The status and the body of a response.
-    fn send(&self, method: &str, path: &str, body: &[u8]) -> (u16, Value) {
+    /// Sends a request.
+    fn open(&self, method: &str, path: &str, body: &[u8]) -> TcpStream {
         let mut stream = TcpStream::connect(&self.address).unwrap();
         let length = body.len();
         let head = format!(
@@ -45,8 +45,13 @@ impl Server {
         );
         stream.write_all(head.as_bytes()).unwrap();
         stream.write_all(body).unwrap();
+        stream
+    }
+
+    /// The status and the body of a response.
+    fn send(&self, method: &str, path: &str, body: &[u8]) -> (u16, Value) {
         let mut text = String::new();
-        stream.read_to_string(&mut text).unwrap();
+        self.open(method, path, body).read_to_string(&mut text).unwrap();
         let (head, body) = text.split_once("\r\n\r\n").unwrap();
         let status = head.split(' ').nth(1).unwrap().parse().unwrap();
         (status, serde_json::from_str(body).unwrap())
@@ -56,6 +61,24 @@ impl Server {
         let (status, body) = self.send("POST", "/v1/completions", request.to_string().as_bytes());
         assert_eq!(status, 200, "{request}: {body}");
         body
+    }
+
+    /// The events of a streamed response, without the mark behind the last one.
+    fn events(&self, request: &Value) -> Vec<Value> {
+        let mut request = request.clone();
+        request["stream"] = true.into();
+        let mut text = String::new();
+        let body = request.to_string();
+        let mut stream = self.open("POST", "/v1/completions", body.as_bytes());
+        stream.read_to_string(&mut text).unwrap();
+        assert!(
+            text.starts_with("HTTP/1.1 200 ") && text.contains("content-type: text/event-stream"),
+            "{text}"
+        );
+        let mut data: Vec<&str> =
+            text.lines().filter_map(|line| line.strip_prefix("data: ")).collect();
+        assert_eq!(data.pop(), Some("[DONE]"), "{text}");
+        data.into_iter().map(|event| serde_json::from_str(event).unwrap()).collect()
     }
 
     fn refused(&self, request: &str) -> (u16, String) {
@@ -179,11 +202,101 @@ fn completions_are_those_of_transformers_on_one_rank_and_on_several() {
         "",
         "--nproc 2 --tensor-model-parallel-size 2",
         "--nproc 2 --pipeline-model-parallel-size 2",
+        "--nproc 2 --context-parallel-size 2",
     ] {
         let server = Server::start(layout);
         check_completions(&server);
+        check_several(&server);
+        check_pieces(&server);
         assert_eq!(server.stop(), Some(0), "{layout}");
     }
+}
+
+/// Several completions of each prompt, as so many requests with the seeds that follow one another.
+fn check_several(server: &Server) {
+    let expected = expected();
+    let prompts = json!([expected[0]["prompt"], expected[1]["prompt"]]);
+    let request = json!({ "prompt": prompts, "max_tokens": 4, "temperature": 2.0, "seed": 5, "n": 3, "best_of": 3 });
+    let body = server.complete(&request);
+    let choices = body["choices"].as_array().unwrap();
+    assert_eq!(choices.len(), 6);
+    for (index, choice) in choices.iter().enumerate() {
+        assert_eq!(choice["index"], index);
+        let one = json!({
+            "prompt": prompts[index / 3], "max_tokens": 4, "temperature": 2.0, "seed": 5 + index % 3,
+        });
+        assert_eq!(server.complete(&one)["choices"][0]["text"], choice["text"], "{index}");
+    }
+    let tokens: usize = (0..2).map(|prompt| prompts[prompt].as_array().unwrap().len()).sum();
+    assert_eq!(body["usage"]["prompt_tokens"], tokens);
+    let unseeded = json!({ "prompt": prompts[0], "max_tokens": 6, "temperature": 3.0, "n": 8 });
+    let body = server.complete(&unseeded);
+    let texts = body["choices"].as_array().unwrap().iter().map(|choice| choice["text"].to_string());
+    assert!(texts.collect::<std::collections::BTreeSet<_>>().len() > 1, "{body}");
+}
+
+/// The pieces of a streamed completion make the text of one that comes at once.
+fn check_pieces(server: &Server) {
+    let expected = expected();
+    let stop = {
+        let all = json!({ "prompt": expected[1]["prompt"], "max_tokens": 10, "temperature": 0 });
+        let text = server.complete(&all)["choices"][0]["text"].as_str().unwrap().to_string();
+        text.chars().skip(4).take(3).collect::<String>()
+    };
+    for more in [
+        json!({ "temperature": 0 }),
+        json!({ "temperature": 0, "echo": true }),
+        json!({ "temperature": 0, "stop": stop }),
+        json!({ "temperature": 0, "max_tokens": 1 }),
+        json!({ "temperature": 2.0, "seed": 3, "n": 2, "stream_options": { "include_usage": true } }),
+    ] {
+        let mut request = json!({ "prompt": expected[1]["prompt"], "max_tokens": 10 });
+        request.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        let events = server.events(&request);
+        request.as_object_mut().unwrap().remove("stream_options");
+        let whole = server.complete(&request);
+        let usage = more.get("stream_options").is_some();
+        let (last, pieces) = match usage {
+            true => events.split_last().map(|(last, pieces)| (Some(last), pieces)).unwrap(),
+            false => (None, &events[..]),
+        };
+        if let Some(last) = last {
+            assert_eq!((&last["choices"], &last["usage"]), (&json!([]), &whole["usage"]));
+        }
+        for (index, choice) in whole["choices"].as_array().unwrap().iter().enumerate() {
+            let own: Vec<&Value> = pieces
+                .iter()
+                .map(|event| &event["choices"][0])
+                .filter(|piece| piece["index"] == index)
+                .collect();
+            let text: String = own.iter().map(|piece| piece["text"].as_str().unwrap()).collect();
+            assert_eq!(text, choice["text"].as_str().unwrap(), "{more}");
+            let (last, before) = own.split_last().unwrap();
+            assert_eq!(last["finish_reason"], choice["finish_reason"], "{more}");
+            assert!(before.iter().all(|piece| piece["finish_reason"].is_null()), "{more}");
+            let single = request["max_tokens"] == 1;
+            assert!(own.len() > 2 || single || more.get("stop").is_some(), "{more}: {own:?}");
+        }
+        let heads = events.iter().map(|event| (&event["id"], &event["object"]));
+        assert!(heads.clone().all(|head| head == (&events[0]["id"], &json!("text_completion"))));
+    }
+}
+
+/// A client that leaves does not hold the others up, and a signal waits for the last piece.
+#[test]
+fn a_stream_that_nobody_reads_is_given_up_and_others_end() {
+    let server = Server::start("");
+    let prompt = expected()[1]["prompt"].clone();
+    let request = json!({ "prompt": prompt, "max_tokens": 10, "stream": true, "n": 128 });
+    drop(server.open("POST", "/v1/completions", request.to_string().as_bytes()));
+    server.complete(&json!({ "prompt": prompt, "max_tokens": 3 }));
+    let mut stream = server.open("POST", "/v1/completions", request.to_string().as_bytes());
+    let mut first = [0; 1];
+    stream.read_exact(&mut first).unwrap();
+    assert_eq!(server.stop(), Some(0));
+    let mut rest = String::new();
+    stream.read_to_string(&mut rest).unwrap();
+    assert!(rest.contains("data: [DONE]"), "{rest}");
 }
 
 #[test]
@@ -221,8 +334,24 @@ fn bad_requests_get_an_error_object_and_the_server_goes_on() {
         ("{\"prompt\": [1], \"max_tokens\": 24}", 400, "maximum context length is 24"),
         ("{\"prompt\": [1], \"temperature\": -1}", 400, "temperature"),
         ("{\"prompt\": [1], \"temperature\": \"hot\"}", 400, "temperature must be a number"),
-        ("{\"prompt\": [1], \"n\": 2}", 400, "n must be 1"),
-        ("{\"prompt\": [1], \"stream\": true}", 400, "stream must be false"),
+        ("{\"prompt\": [1], \"n\": 0}", 400, "n must be from 1 to 128"),
+        ("{\"prompt\": [1], \"n\": 129}", 400, "n must be from 1 to 128"),
+        ("{\"prompt\": [1], \"best_of\": 2}", 400, "best_of must be n, which is 1"),
+        ("{\"prompt\": [1], \"n\": 2, \"best_of\": 3}", 400, "best_of must be n, which is 2"),
+        (
+            "{\"prompt\": [1], \"stream\": true, \"logprobs\": 1}",
+            400,
+            "logprobs do not come in pieces",
+        ),
+        ("{\"prompt\": [1], \"stream_options\": {}}", 400, "stream_options need stream"),
+        (
+            "{\"prompt\": [1], \"stream\": true, \"stream_options\": {\"a\": 1}}",
+            400,
+            "include_usage alone",
+        ),
+        ("{\"prompt\": [1], \"suffix\": \"x\"}", 400, "suffix is not supported"),
+        ("{\"prompt\": [1], \"logit_bias\": {\"1\": 1}}", 400, "logit_bias is not supported"),
+        ("{\"prompt\": [1], \"presence_penalty\": 1}", 400, "presence_penalty must be 0"),
         ("{\"prompt\": [1], \"logprobs\": 21}", 400, "logprobs must be at most 20"),
     ] {
         let (found, message) = server.refused(request);

@@ -2,25 +2,10 @@
 
 use serde_json::Value;
 
-use super::{ferrotron, folder_with_text, succeeded};
+use super::{PLANNED_MODEL, ferrotron, folder_with_text, succeeded};
 
-/// A small model on two nodes, with all axes.
-const RUN: &[&str] = &[
-    "simulate",
-    "--cluster",
-    "h100",
-    "--nodes",
-    "2",
-    "--num-layers",
-    "4",
-    "--hidden-size",
-    "256",
-    "--num-attention-heads",
-    "4",
-    "--seq-length",
-    "128",
-    "--vocab-size",
-    "512",
+/// The rest of the options of a run with all axes.
+const PARALLEL: &[&str] = &[
     "--micro-batch-size",
     "2",
     "--global-batch-size",
@@ -32,10 +17,16 @@ const RUN: &[&str] = &[
     "--bf16",
 ];
 
+/// A run of the model on two nodes.
+fn simulated<'a>(more: &[&'a str]) -> Vec<&'a str> {
+    let simulate = ["simulate", "--cluster", "h100", "--nodes", "2"];
+    [&simulate, PLANNED_MODEL, PARALLEL, more].concat()
+}
+
 #[test]
 fn a_step_is_predicted_with_its_parts() {
     let folder = folder_with_text();
-    let run = |more: &[&str]| ferrotron(folder.path(), &[RUN, more].concat());
+    let run = |more: &[&str]| ferrotron(folder.path(), &simulated(more));
     let table = succeeded(run(&["--by-kernel", "--timeline", "--train-tokens", "1e9"]));
     for part in [
         "16 GPUs",
@@ -51,6 +42,9 @@ fn a_step_is_predicted_with_its_parts() {
     ] {
         assert!(table.contains(part), "{part} is missing: {table}");
     }
+    // Rotary tables are computed once a run, so a step has their use alone.
+    let llama = succeeded(run(&["--by-kernel", "--architecture", "llama"]));
+    assert!(llama.contains("rotary") && !llama.contains("cos"), "{llama}");
     let files = ["--json", "--trace", "trace.json", "--svg", "step.svg"];
     let report: Value = serde_json::from_str(&succeeded(run(&files))).unwrap();
     let number = |key: &str| report[key].as_f64().unwrap_or_else(|| panic!("{key}: {report}"));
@@ -67,7 +61,8 @@ fn a_step_is_predicted_with_its_parts() {
     assert!(report["fits"].as_bool().unwrap());
 
     // The bytes are those of `ferrotron memory`.
-    let memory = [&["memory", "--nproc", "16", "--json", "--device", "cuda"], &RUN[5..]].concat();
+    let memory = ["memory", "--nproc", "16", "--json", "--device", "cuda"];
+    let memory = [&memory, PLANNED_MODEL, PARALLEL].concat();
     let memory: Value =
         serde_json::from_str(&succeeded(ferrotron(folder.path(), &memory))).unwrap();
     assert_eq!(number("peak_bytes"), memory["total_bytes"].as_f64().unwrap());
@@ -111,7 +106,7 @@ fn bad_requests_get_one_line() {
         (["--load", "run"], "--load"),
         (["--tensor-model-parallel-size", "3"], "tensor-model-parallel-size 3"),
     ] {
-        let output = ferrotron(folder.path(), &[RUN, &more].concat());
+        let output = ferrotron(folder.path(), &simulated(&more));
         let message = String::from_utf8_lossy(&output.stderr).into_owned();
         assert_eq!(output.status.code(), Some(2), "{more:?}: {message}");
         assert_eq!(message.lines().count(), 1, "{message}");

@@ -65,6 +65,8 @@ fn the_numbers_of_tasks_are_those_of_transformers_in_every_layout() {
         "--nproc 2 --tensor-model-parallel-size 2",
         "--nproc 2 --pipeline-model-parallel-size 2",
         "--nproc 4 --tensor-model-parallel-size 2 --pipeline-model-parallel-size 2",
+        "--nproc 2 --context-parallel-size 2",
+        "--nproc 4 --context-parallel-size 2 --tensor-model-parallel-size 2",
     ] {
         let found = results(&data, &layout.split_whitespace().collect::<Vec<_>>());
         assert_eq!(found.as_object().unwrap().len(), 3, "{layout}");
@@ -112,9 +114,12 @@ fn the_loss_of_data_is_the_same_in_every_layout() {
         serde_json::from_str::<Value>(&out).unwrap()
     };
     let alone = loss("");
-    for layout in
-        ["--nproc 2 --tensor-model-parallel-size 2", "--nproc 4 --pipeline-model-parallel-size 2"]
-    {
+    for layout in [
+        "--nproc 2 --tensor-model-parallel-size 2",
+        "--nproc 4 --pipeline-model-parallel-size 2",
+        "--nproc 2 --context-parallel-size 2",
+        "--nproc 4 --context-parallel-size 2 --pipeline-model-parallel-size 2",
+    ] {
         assert_close(&loss(layout), &alone, ROUNDING, layout);
     }
 }

@@ -140,6 +140,50 @@ fn a_signal_keeps_the_journal() {
     succeeded(ferrotron(path, &["tokenize", "--verify", "out_text_document"]));
 }
 
+/// The largest resident memory of a call in bytes, as Linux counts it.
+#[cfg(target_os = "linux")]
+fn peak(folder: &Path, words: &str) -> u64 {
+    let words = format!("tokenize --output-prefix out {words}");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_ferrotron"));
+    command.current_dir(folder).args(words.split(' ')).stdout(Stdio::null());
+    let mut child = command.stderr(Stdio::null()).spawn().unwrap();
+    let status = format!("/proc/{}/status", child.id());
+    let mut peak = 0;
+    while child.try_wait().unwrap().is_none() {
+        let text = std::fs::read_to_string(&status).unwrap_or_default();
+        let line = text.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+        let kilobytes = line.and_then(|line| line.trim().strip_suffix(" kB")?.parse::<u64>().ok());
+        peak = peak.max(kilobytes.unwrap_or(0) << 10);
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert!(child.wait().unwrap().success(), "{words}");
+    for (name, _) in written(folder) {
+        std::fs::remove_file(folder.join(name)).unwrap();
+    }
+    peak
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn memory_does_not_grow_with_the_input_or_its_documents() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path();
+    let text = "It was the best of times, it was the worst of times. ".repeat(550_000);
+    // Two documents of 29 MB, and one text of 58 MB in one line.
+    let line = format!("{}\n", serde_json::json!({ "text": text }));
+    std::fs::write(path.join("large.jsonl"), line.repeat(2)).unwrap();
+    std::fs::write(path.join("line.txt"), text.repeat(2)).unwrap();
+    for (words, most) in [
+        ("--input line.txt --workers 2", 90),
+        ("--input large.jsonl --workers 2", 230),
+        ("--input large.jsonl --workers 2 --tokenizer byte", 230),
+        ("--input line.txt --workers 2 --tokenizer byte", 60),
+    ] {
+        let megabytes = peak(path, words) / 1_000_000;
+        assert!((5..most).contains(&megabytes), "{words}: {megabytes} MB");
+    }
+}
+
 #[test]
 fn mistakes_are_one_line() {
     let folder = tempfile::tempdir().unwrap();

@@ -1,10 +1,10 @@
-//! Evaluations during a run: several validation sets by name, tasks, and Megatron's order of validation samples.
+//! Evaluations during a run: several validation sets by name, and Megatron's order of validation samples.
 
 use super::models_and_data::refused;
 use super::{TINY, ferrotron, folder_with_text, succeeded};
 use ferrotron::models::data::{IndexedDatasetBuilder, TokenType};
 use serde_json::Value;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 /// Writes documents of 20 tokens below 50 as a data set.
 fn write(folder: &Path, name: &str, documents: u32, factor: u32) {
@@ -33,23 +33,23 @@ fn run(folder: &Path, name: &str, more: &str) -> Vec<Value> {
     metrics(&folder.join(name))
 }
 
-fn metrics(run: &Path) -> Vec<Value> {
+pub(super) fn metrics(run: &Path) -> Vec<Value> {
     let text = std::fs::read_to_string(run.join("metrics.jsonl")).unwrap();
     text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
-fn assert_close(found: &Value, wanted: &Value, tolerance: f64, what: &str) {
+pub(super) fn assert_close(found: &Value, wanted: &Value, tolerance: f64, what: &str) {
     let (found, wanted) = (found.as_f64().unwrap(), wanted.as_f64().unwrap());
     assert!((found - wanted).abs() <= tolerance * wanted.abs(), "{what}: {found}, not {wanted}");
 }
 
 /// The bytes of all event files of a folder.
-fn events(folder: &Path) -> Vec<u8> {
+pub(super) fn events(folder: &Path) -> Vec<u8> {
     let files = std::fs::read_dir(folder).unwrap();
     files.flat_map(|file| std::fs::read(file.unwrap().path()).unwrap()).collect()
 }
 
-fn contains(bytes: &[u8], text: &str) -> bool {
+pub(super) fn contains(bytes: &[u8], text: &str) -> bool {
     bytes.windows(text.len()).any(|window| window == text.as_bytes())
 }
 
@@ -93,25 +93,6 @@ fn each_validation_set_has_its_loss_by_name_in_every_layout() {
     succeeded(ferrotron(path, &report));
     let page = std::fs::read_to_string(path.join("page.html")).unwrap();
     assert!(page.contains("loss of b") && page.contains("Validation sets and tasks"));
-}
-
-#[test]
-fn samples_of_text_are_written_on_the_way() {
-    let folder = folder_with_text();
-    let path = folder.path();
-    let train = |more: &[&str]| {
-        let data = ["train", "--data", "text.txt", "--log-samples-to-tensorboard"];
-        ferrotron(path, &[&data[..], TINY, more].concat())
-    };
-    let options = ["--tensorboard-dir", "tb", "--eval-tasks-interval", "5", "--nproc", "2"];
-    succeeded(train(&options));
-    // Behind steps 5, 10, 15 and 20, and at the end.
-    let found = events(&path.join("tb"));
-    let tag = b"sample/text_summary";
-    assert_eq!(found.windows(tag.len()).filter(|window| window == tag).count(), 5);
-    assert!(metrics(&path.join("runs/0001"))[9].get("tasks").is_none());
-    let line = refused(train(&["--tensorboard-dir", "tb", "--sample-length", "0"]), 2);
-    assert!(line.contains("--log-samples-to-tensorboard: needs a --sample-length"), "{line}");
 }
 
 #[test]
@@ -242,90 +223,8 @@ fn eval_measures_the_part_that_train_has_measured() {
     }
 }
 
-fn fixture(name: &str) -> String {
-    let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/hf/tasks").join(name);
-    folder.to_str().unwrap().to_string()
-}
-
-/// The options of tasks, on the texts of the fixture.
-fn task_options() -> Vec<String> {
-    let data = [
-        format!("wikitext={}", fixture("wiki.txt")),
-        format!("lambada={}", fixture("lambada.jsonl")),
-    ];
-    let words = ["--eval-tasks", "wikitext,lambada", "--overlapping-eval", "4", "--task-data"];
-    words.map(String::from).into_iter().chain(data).collect()
-}
-
-/// Trains the fixture's model for two steps with tasks behind each.
-fn train_with_tasks(folder: &Path, name: &str, layout: &str) -> Vec<Value> {
-    let (load, data, tasks) = (fixture(""), fixture("wiki.txt"), task_options());
-    let mut words = vec!["train", "--load", &load, "--data", &data, "--save", name];
-    words.extend(["--train-iters", "2", "--eval-tasks-interval", "1", "--eval-iters", "0"]);
-    words.extend(["--dtype", "f64", "--global-batch-size", "4", "--micro-batch-size", "2"]);
-    words.extend(["--sample-length", "0", "--threads", "1", "--save-interval", "1"]);
-    words.extend(["--tensorboard-dir", "tb"]);
-    words.extend(tasks.iter().map(String::as_str));
-    words.extend(layout.split_whitespace());
-    succeeded(ferrotron(folder, &words));
-    metrics(&folder.join(name))
-}
-
-#[test]
-fn tasks_have_the_numbers_of_eval_in_every_layout() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path();
-    let lines = train_with_tasks(path, "one", "");
-    for step in [1, 2] {
-        let (load, tasks) = (format!("one/iter_{step:07}"), task_options());
-        let mut words =
-            vec!["eval", "--load", &load, "--json", "--micro-batch-size", "3", "--tasks"];
-        words.extend(tasks[1..].iter().map(String::as_str));
-        let found: Value = serde_json::from_str(&succeeded(ferrotron(path, &words))).unwrap();
-        for (task, numbers) in found["results"].as_object().unwrap() {
-            for (name, want) in numbers.as_object().unwrap() {
-                let found = &lines[step - 1]["tasks"][task][name];
-                assert_close(found, want, 1e-9, &format!("{task} {name}"));
-            }
-        }
-    }
-    for tag in ["wikitext/adjusted_ppl", "lambada/acc"] {
-        assert!(contains(&events(&path.join("tb")), tag), "{tag}");
-    }
-    for (name, layout) in [
-        ("dp", "--nproc 2 --zero-stage 3"),
-        ("tp", "--nproc 2 --tensor-model-parallel-size 2 --sequence-parallel"),
-        ("cp", "--nproc 2 --context-parallel-size 2"),
-        ("pp", "--nproc 2 --pipeline-model-parallel-size 2"),
-    ] {
-        let found = train_with_tasks(path, name, layout);
-        for task in ["wikitext", "lambada"] {
-            for (number, want) in lines[1]["tasks"][task].as_object().unwrap() {
-                let found = &found[1]["tasks"][task][number];
-                assert_close(found, want, 1e-9, &format!("{name} {task} {number}"));
-            }
-        }
-    }
-    let line = train_with_tasks_refused(path, "--eval-tasks race --task-data race=x");
-    assert!(line.contains("--eval-tasks: race is a task of a BERT"), "{line}");
-    let line = train_with_tasks_refused(path, "--eval-tasks lambada");
-    assert!(line.contains("--task-data: is missing: give lambada=PATH"), "{line}");
-    std::fs::write(path.join("one-word.txt"), "alone\n").unwrap();
-    let line =
-        train_with_tasks_refused(path, "--eval-tasks lambada --task-data lambada=one-word.txt");
-    assert!(line.contains("passage 1 has no word behind another"), "{line}");
-}
-
-fn train_with_tasks_refused(folder: &Path, more: &str) -> String {
-    let data = fixture("wiki.txt");
-    let more: Vec<&str> = more.split_whitespace().collect();
-    let output = ferrotron(folder, &[&["train", "--data", &data], TINY, &more].concat());
-    assert!(!output.status.success());
-    String::from_utf8_lossy(&output.stderr).lines().last().unwrap_or_default().to_string()
-}
-
 /// The words of a command that is refused: the last line of its standard error.
-fn refusal(folder: &Path, words: &str) -> String {
+pub(super) fn refusal(folder: &Path, words: &str) -> String {
     let start = ["train", "--vocab-size", "50", "--global-batch-size", "4", "--save", "refused"];
     let words: Vec<&str> = words.split_whitespace().collect();
     refused(ferrotron(folder, &[&start[..], TINY, &words].concat()), 2)

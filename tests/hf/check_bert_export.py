@@ -45,13 +45,19 @@ def main():
         token_type_ids=torch.tensor(expected["segments"]),
         labels=torch.tensor(expected["labels"]),
     )
-    if expected["order"] is not None:
+    if "lengths" in expected:
+        lengths = torch.tensor(expected["lengths"])
+        inputs["attention_mask"] = (torch.arange(inputs["input_ids"].shape[-1]) < lengths[..., None]).long()
+    if expected.get("order") is not None:
         inputs["next_sentence_label"] = torch.tensor(expected["order"])
     with torch.no_grad():
         result = model(**inputs)
-    logits = result.logits if expected["order"] is None else result.prediction_logits
+    logits = result.logits if expected.get("order") is None else result.prediction_logits
     gap = (logits - torch.tensor(expected["logits"])).abs().max().item()
     require(gap <= 1e-5, f"logits differ by {gap:.2e}")
+    if expected.get("order") is not None:
+        order_gap = (result.seq_relationship_logits - torch.tensor(expected["order_logits"])).abs().max().item()
+        require(order_gap <= 1e-5, f"logits of the order differ by {order_gap:.2e}")
     loss_gap = abs(result.loss.item() - expected["loss"])
     require(loss_gap <= 1e-5, f"loss {result.loss.item()}, want {expected['loss']}")
     print(f"check_bert_export: {name}: {len(want)} tensors equal; logits within {gap:.1e}, loss within {loss_gap:.1e}")

@@ -3,11 +3,13 @@
 
     python compare_harness.py FERROTRON MODEL_FOLDER
 
-Needs `pip install lm_eval[api,hf]`. The tasks are multiple choice (log-likelihoods) and greedy generation up to a stop.
-Prints the results of both, and fails unless accuracies are equal and log-likelihoods agree to 1e-3.
+Needs `pip install lm_eval[api,hf]`, or what .ci/requirements.txt has of it, and no network: the tasks are files made here,
+of multiple choice (log-likelihoods) and of greedy generation up to a stop. Prints the results of both, and fails unless
+accuracies are equal and log-likelihoods agree to 1e-3.
 """
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -52,13 +54,18 @@ def write_tasks(folder):
     (folder / "generate.yaml").write_text(GENERATE % {"data": data})
 
 
+# The tasks are files, and so is the model: nothing asks a server other than the one that is tested.
+OFFLINE = dict(HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1", TRANSFORMERS_OFFLINE="1", NO_PROXY="127.0.0.1")
+
+
 def harness(folder, name, model, arguments):
     """The results and the answers to every request."""
     out = folder / name
+    environment = os.environ | OFFLINE | dict(HF_HOME=str(folder / "cache"))
     subprocess.run(
         [sys.executable, "-m", "lm_eval", "--model", model, "--model_args", arguments, "--batch_size", "4", "--tasks",
          "tiny_choice,tiny_generate", "--include_path", folder, "--output_path", out, "--log_samples", "--device", "cpu"],
-        check=True, stdout=subprocess.DEVNULL,
+        check=True, stdout=subprocess.DEVNULL, env=environment,
     )
     results = json.loads(next(out.rglob("results_*.json")).read_text())["results"]
     numbers = {

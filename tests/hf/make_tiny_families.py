@@ -3,6 +3,7 @@
 
     python make_tiny_families.py OUT_DIR
     python make_tiny_families.py --check EXPORT FOLDER
+    python make_tiny_families.py --recompute FOLDER...
 
 OUT_DIR/NAME/config.json, model.safetensors   from save_pretrained of the family's class, norms and biases random
 OUT_DIR/NAME/expected.json    {"tokens": (B, T), "logits": (B, T, V), "loss", "prompt", "greedy"}: logits and loss in
@@ -12,7 +13,8 @@ OUT_DIR/NAME/expected.json    {"tokens": (B, T), "logits": (B, T, V), "loss", "p
                               after another, each at least 1e-3 likelier than the second.
 
 With --check, transformers loads EXPORT, which must hold the tensors of FOLDER to the last bit and no others, and
-compute its expected.json within 1e-5 in float32.
+compute its expected.json within 1e-5 in float32. With --recompute, every number of FOLDER/expected.json is computed anew
+from the weights of FOLDER: logits and loss within 1e-12, the greedy tokens exactly.
 
 The copy of its output in tests/hf/families lets the Rust tests run without Python.
 """
@@ -144,35 +146,43 @@ def greedy(model, prompt, count):
     return tokens[len(prompt) :], least
 
 
+def compute(model, tokens):
+    """The contents of expected.json, and the least distance of a greedy token to the second."""
+    prompt = tokens[0].tolist()
+    continuation, least = greedy(model, prompt, 64)
+    logits = model(tokens).logits
+    loss = torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
+    expected = dict(
+        loss=loss.item(), tokens=tokens.tolist(), prompt=prompt, greedy=continuation, logits=logits.tolist()
+    )
+    return expected, least
+
+
+def attention_of(config):
+    """The attention of "sdpa" does not go through float32, but has no soft cap."""
+    return "eager" if config.model_type == "gemma2" else "sdpa"
+
+
 @torch.no_grad()
 def write(name, fields, out):
     fields = dict(fields)
     config = AutoConfig.for_model(fields.pop("model_type"), **fields)
     for seed in range(100):
         torch.manual_seed(seed)
-        # The attention of "sdpa" does not go through float32, but has no soft cap.
-        attention = "eager" if config.model_type == "gemma2" else "sdpa"
-        model = AutoModelForCausalLM.from_config(config, attn_implementation=attention).eval()
+        model = AutoModelForCausalLM.from_config(config, attn_implementation=attention_of(config)).eval()
         # The library starts biases at 0 and norms at 1: a loader that forgot them would go unnoticed.
         for p in model.parameters():
             if p.dim() == 1:
                 p.add_(0.1 * torch.randn_like(p))
         tokens = torch.randint(0, config.vocab_size, (2, 12))
         model.save_pretrained(out)
-        model = in_float64(model)
-        prompt = tokens[0].tolist()
-        continuation, least = greedy(model, prompt, 64)
-        if least > 1e-3 and len(set(continuation)) > 4:
+        expected, least = compute(in_float64(model), tokens)
+        if least > 1e-3 and len(set(expected["greedy"])) > 4:
             break
     (out / "generation_config.json").unlink(missing_ok=True)
-    logits = model(tokens).logits
-    loss = torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
-    expected = dict(
-        loss=loss.item(), tokens=tokens.tolist(), prompt=prompt, greedy=continuation, logits=logits.tolist()
-    )
     lines = (f' "{key}": {json.dumps(value)}' for key, value in expected.items())
     (out / "expected.json").write_text("{\n" + ",\n".join(lines) + "\n}\n")
-    print(f"{name}: seed {seed}, loss {loss.item():.4f}, the second token is at least {least:.4f} behind")
+    print(f"{name}: seed {seed}, loss {expected['loss']:.4f}, the second token is at least {least:.4f} behind")
 
 
 @torch.no_grad()
@@ -193,6 +203,25 @@ def check(export, folder):
     print(f"{export.name}: {type(model).__name__}, {len(want)} tensors equal, logits within {gap:.1e}")
 
 
+@torch.no_grad()
+def recompute(folder):
+    """Computes expected.json anew."""
+    config = AutoConfig.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, attn_implementation=attention_of(config), dtype=torch.float32
+    ).eval()
+    want = json.loads((folder / "expected.json").read_text())
+    got, least = compute(in_float64(model), torch.tensor(want["tokens"]))
+    assert least > 1e-3, f"a second token is {least:.1e} behind"
+    assert got.keys() == want.keys(), sorted(got.keys() ^ want.keys())
+    assert (got["prompt"], got["greedy"]) == (want["prompt"], want["greedy"]), "the greedy tokens differ"
+    for name in ("logits", "loss"):
+        a, b = (torch.tensor(numbers[name], dtype=torch.float64) for numbers in (got, want))
+        gap = (a - b).abs().max().item()
+        assert gap <= 1e-12, f"{name} differ by {gap:.2e}"
+    print(f"{folder.name}: {type(model).__name__}, expected.json is what transformers computes")
+
+
 def main():
     torch.set_num_threads(1)
     logging.set_verbosity_error()
@@ -201,6 +230,10 @@ def main():
         check(Path(sys.argv[2]), Path(sys.argv[3]))
         return
     softmax_in_float64()
+    if sys.argv[1] == "--recompute":
+        for folder in sys.argv[2:]:
+            recompute(Path(folder))
+        return
     for name, fields in MODELS.items():
         write(name, fields, Path(sys.argv[1]) / name)
 

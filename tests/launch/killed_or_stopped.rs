@@ -288,7 +288,12 @@ fn torchrun_restarts_a_job_that_goes_on() {
     let mut job = outer.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let started = Instant::now();
     while !path.join("run/latest").exists() {
-        assert!(started.elapsed() < PATIENCE, "no checkpoint");
+        let ended = job.try_wait().unwrap().is_some();
+        if ended || started.elapsed() > PATIENCE {
+            // Ends its ranks too.
+            send("-TERM", job.id());
+            panic!("no checkpoint: {:?}", texts(&job.wait_with_output().unwrap()));
+        }
         std::thread::sleep(Duration::from_millis(5));
     }
     let killed = *ranks_of(&job).last().unwrap();

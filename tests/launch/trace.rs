@@ -4,7 +4,7 @@ use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-/// From when to when an event lasted, in microseconds.
+/// Beginning and end of an event, in microseconds.
 type Time = (f64, f64);
 
 fn read(path: &Path) -> Vec<Value> {

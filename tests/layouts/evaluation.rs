@@ -43,7 +43,7 @@ fn evaluations(
     })
 }
 
-/// What each rank finds with a trainer; rank `asked` is asked to stop before.
+/// The results of a trainer on each rank; rank `asked` is asked to stop before.
 fn on_ranks<T: Send>(
     model: &GptConfig,
     layout: &Layout,
@@ -96,8 +96,8 @@ fn scores(
     })
 }
 
-/// As many requests as leave replicas without one, and enough for several rounds. Weights, positions and layers may be
-/// shared in any way.
+/// The requests are as many as leave replicas without one, and enough for several rounds. Weights, positions and layers
+/// may be shared in any way.
 #[test]
 fn scores_are_the_same_in_every_layout() {
     for model in [gpt2(), llama()] {

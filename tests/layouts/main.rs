@@ -16,6 +16,7 @@ mod orthogonalized;
 #[path = "../common/pairs.rs"]
 mod pairs;
 mod precision;
+mod prefetch;
 mod reference;
 #[path = "../common/tensors.rs"]
 mod tensors;
@@ -198,6 +199,18 @@ fn attention_with_all_its_options_trains_alike_too() {
     };
     let layouts = random(&all(&model), 10, 7);
     compare(&model, &Numbers::with_dtype(DType::F64), &layouts);
+}
+
+/// Norms of queries and keys around 0; LayerNorms with a bias behind linear layers without, and the other way round.
+#[test]
+fn norms_of_every_kind_train_alike_too() {
+    let around_zero = GptConfig { qk_layernorm: true, apply_layernorm_1p: true, ..llama() };
+    let norms_alone = GptConfig { add_bias: false, add_norm_bias: Some(true), ..gpt2() };
+    let linear_alone = GptConfig { add_norm_bias: Some(false), apply_layernorm_1p: true, ..gpt2() };
+    for (model, seed) in [(around_zero, 41), (norms_alone, 42), (linear_alone, 43)] {
+        let layouts = random(&all(&model), 5, seed);
+        compare(&model, &Numbers::with_dtype(DType::F64), &layouts);
+    }
 }
 
 /// GeGLU, heads that are not hidden / heads wide, norms around 0 before and behind attention and MLP, scaled embeddings,

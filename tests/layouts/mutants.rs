@@ -43,9 +43,9 @@ impl Site {
 /// The fault of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
-    /// These elements stay as they were, those of the half that begins at none or one.
+    /// Leaves these elements as they were, those of the half that begins at none or one.
     HalfLeftOut(usize),
-    /// It is not made.
+    /// Does not make the call.
     LeftOut,
     /// The result is 1.
     One,

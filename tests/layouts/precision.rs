@@ -99,7 +99,7 @@ fn layouts_in_f32_agree_to_1e_5() {
     }
 }
 
-/// Why the biases of keys are compared nowhere: their gradients are what rounding leaves of nothing, and as many
+/// Shows why the biases of keys are compared nowhere: their gradients are what rounding leaves of nothing, and as many
 /// different ones as there are layouts. Those of the queries beside them are not.
 #[test]
 fn gradients_of_key_biases_are_rounding_errors() {

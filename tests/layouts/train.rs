@@ -49,7 +49,7 @@ impl<C: GridConfig> Samples for Noise<'_, C> {
     }
 }
 
-/// In what the model is trained.
+/// The types in which the model is trained.
 #[derive(Debug, Clone, Copy)]
 pub struct Numbers {
     pub dtype: DType,

@@ -100,7 +100,7 @@ impl FiniteSamples for HeldOut {
 /// Samples by their numbers; remembers which it was asked for.
 pub struct Noise<'a, C> {
     pub model: &'a C,
-    /// After so many samples the same ones come again.
+    /// Number of samples after which the same ones come again.
     pub distinct_samples: u64,
     pub asked: Mutex<BTreeSet<u64>>,
 }

@@ -120,18 +120,18 @@ pub struct Task<'a, C = GptConfig> {
     pub precision: PrecisionConfig,
     /// Constant.
     pub learning_rate: f64,
-    /// After so many samples the same ones come again.
+    /// Number of samples after which the same ones come again.
     pub distinct_samples: u64,
     pub layout: Layout,
     /// The seed of the initial weights.
     pub seed: u64,
     /// The checkpoint to resume from.
     pub load: Option<&'a Path>,
-    /// Then take so many steps.
+    /// Number of steps to take.
     pub steps: usize,
-    /// After each of them evaluate, and save here.
+    /// Folder to save in after each of them, with an evaluation.
     pub between: Option<&'a Path>,
-    /// Then save here.
+    /// Folder to save in at the end.
     pub save: Option<&'a Path>,
 }
 

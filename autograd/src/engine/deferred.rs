@@ -8,9 +8,9 @@ use crate::{Accum, Leaf};
 /// The time at which weight gradients of linear layers are computed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WeightGrads {
-    /// Within backward.
+    /// Computed within backward.
     Now,
-    /// In [`DeferredGrads::run`]: a zero-bubble pipeline schedules them into its bubbles.
+    /// Computed in [`DeferredGrads::run`]: a zero-bubble pipeline schedules them into its bubbles.
     Deferred,
 }
 

@@ -12,7 +12,7 @@ pub type SharedFlatBuffer = Arc<Mutex<FlatBuffer>>;
 pub(super) type Init = Box<dyn FnOnce(&mut Tensor) -> Result<()> + Send>;
 
 pub(super) enum Value {
-    /// Not initialised yet; `None` after a failure.
+    /// Initial values still to be computed; `None` after a failure.
     Init(Option<Init>),
     Own(Tensor),
     Flat(SharedFlatBuffer, usize),

@@ -14,7 +14,7 @@ struct Kept {
     out: Saved,
     lse: Saved,
     bias: Option<Saved>,
-    /// Without the bias.
+    /// The options without the bias.
     config: AttentionConfig,
 }
 

@@ -10,7 +10,7 @@ use crate::table::{Domain, OpCase, Shapes};
 pub enum Seen {
     /// The leaf itself.
     Contiguous,
-    /// With all dims reversed in memory.
+    /// All dims reversed in memory.
     Transposed,
     /// The inner part of a leaf that is larger by two in every dim.
     Narrowed,

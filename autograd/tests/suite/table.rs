@@ -31,9 +31,9 @@ type Apply = Box<dyn Fn(&[Var]) -> Result<Var> + Send + Sync>;
 /// The range of sample values.
 #[derive(Clone, Copy, PartialEq)]
 pub enum Domain {
-    /// On [-2, 2), none closer to 0 than 1/128, all inputs' values distinct.
+    /// Distinct values of all inputs in [-2, 2), none closer to 0 than 1/128.
     Any,
-    /// On [1/4, 2).
+    /// Values in [1/4, 2).
     Positive,
 }
 

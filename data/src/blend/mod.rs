@@ -138,6 +138,14 @@ impl BlendedDataset {
         BlendedDataset::open_in(Unit::Pair, config, vocab_size)
     }
 
+    /// Opens sets of sentences for [`SentencePairs`](crate::SentencePairs). They are divided by documents.
+    ///
+    /// # Errors
+    /// Errors of [`BlendedDataset::open`].
+    pub fn open_sentences(config: &BlendConfig, vocab_size: usize) -> Result<BlendedDataset> {
+        BlendedDataset::open_in(Unit::Document, config, vocab_size)
+    }
+
     fn open_in(unit: Unit, config: &BlendConfig, vocab_size: usize) -> Result<BlendedDataset> {
         let (training, validation, test) = match config {
             BlendConfig::Shared(paths, split) => {

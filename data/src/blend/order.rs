@@ -41,14 +41,14 @@ pub(crate) struct BlendOrder {
 /// The samples that are taken before a step.
 #[derive(Clone)]
 struct Taken {
-    /// Of each set; infinite of one that is spent.
+    /// Number of samples of each set; infinite for one that is spent.
     of_set: Vec<f64>,
     /// Number of sets that have samples left.
     unspent: usize,
 }
 
 struct Steps {
-    /// What is taken before the first block, and before others that were reached.
+    /// Samples that are taken before the first block, and before others that were reached.
     before_blocks: BTreeMap<u64, Taken>,
     /// The number of the block whose first steps are `rows`.
     current: u64,

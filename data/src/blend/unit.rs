@@ -6,12 +6,14 @@ use ferrotron_tensor::{Error, Result};
 use std::ops::Range;
 use std::path::Path;
 
-/// A sequence, or the two sequences of a document.
+/// A sequence, the two sequences of a document, or all of them.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Unit {
     Sequence,
     /// A prompt and a completion, as `ferrotron tokenize --prompt-completion` writes them.
     Pair,
+    /// A document of sentences.
+    Document,
 }
 
 impl Unit {
@@ -30,6 +32,15 @@ impl Unit {
                 check_pairs(dataset)?;
                 let pairs = divide(dataset.num_documents());
                 Ok(pairs.map(|pairs| 2 * pairs.start..2 * pairs.end))
+            }
+            Unit::Document => {
+                let end = |documents: u64| match documents {
+                    0 => Ok(0),
+                    _ => Ok(dataset.document(documents - 1)?.end),
+                };
+                let [training, validation, test] = divide(dataset.num_documents());
+                let range = |documents: Range<u64>| Ok(end(documents.start)?..end(documents.end)?);
+                Ok([range(training)?, range(validation)?, range(test)?])
             }
         }
     }

@@ -193,6 +193,25 @@ fn empty_files_are_left_out_and_named() {
     assert!(error.contains("1.txt' is empty"), "{error}");
 }
 
+/// Sets are parts of the validation stream, so no file is opened and tokenized twice.
+#[test]
+fn validation_sets_share_the_files_of_the_stream() {
+    let folder = folder_of(&[("a.txt", b"ab"), ("b.txt", b"cd"), ("c.txt", b""), ("d.txt", b"e")]);
+    let path = |name: &str| folder.path().join(name);
+    let validation_data = vec![path("d.txt"), folder.path().into(), path("b.txt")];
+    let config = DataConfig { validation_data, ..DataConfig::new(path("a.txt")) };
+    let (dataset, sets) = Dataset::open_with_sets(&config, &Tokenizer::Byte).unwrap();
+    let validation = dataset.validation.unwrap();
+    let read = |source: &TokenSource| source.to_vec().unwrap();
+    let text = |text: &str| text.bytes().map(u32::from).collect::<Vec<_>>();
+    assert_eq!(read(&validation), text("eabcdecd"));
+    assert_eq!(sets.iter().map(read).collect::<Vec<_>>(), ["e", "abcde", "cd"].map(text));
+    assert!(sets.iter().all(|set| set.shares_files(&validation)));
+    let config = DataConfig { validation_data: vec![path("a.txt"), path("c.txt")], ..config };
+    let error = Dataset::open_with_sets(&config, &Tokenizer::Byte).unwrap_err().to_string();
+    assert!(error.contains("c.txt' is empty"), "{error}");
+}
+
 #[test]
 fn hidden_files_and_folders_below_are_left_alone() {
     let folder = folder_of(&[(".a.txt", b"x"), ("A.TXT", b"ab"), ("b.txt~", b"x")]);

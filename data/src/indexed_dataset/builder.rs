@@ -176,13 +176,18 @@ impl IndexedDatasetBuilder {
             let synced = file.flush().and_then(|()| file.get_ref().sync_data());
             synced.map_err(|error| failed(&self.prefix, &error))?;
         }
-        Ok(BuilderState {
+        Ok(self.state())
+    }
+
+    /// The state at this point, of which the next [`IndexedDatasetBuilder::sync`] brings the bytes to disk.
+    pub fn state(&self) -> BuilderState {
+        BuilderState {
             sequences: self.header.sequences,
             boundaries: self.header.boundaries,
             tokens: self.written,
             open: self.open,
             ended: self.ended,
-        })
+        }
     }
 
     /// Appends a sequence to the document at hand.
@@ -202,7 +207,7 @@ impl IndexedDatasetBuilder {
     /// Appends a sequence with a mode, as multimodal sets have.
     ///
     /// # Errors
-    /// As [`IndexedDatasetBuilder::add_sequence`]; a set whose other sequences have no modes.
+    /// The errors of [`IndexedDatasetBuilder::add_sequence`]; a set whose other sequences have no modes.
     pub fn add_sequence_with_mode(&mut self, tokens: &[u32], mode: i8) -> Result<()> {
         if !self.header.has_modes && self.header.sequences > 0 {
             return Err(Error::value("data", "the sequences before this one have no modes"));
@@ -287,7 +292,7 @@ impl IndexedDatasetBuilder {
     /// [`IndexedDatasetBuilder::resume`] is possible until [`IndexedDatasetBuilder::remove_parts`].
     ///
     /// # Errors
-    /// As [`IndexedDatasetBuilder::finish`].
+    /// The errors of [`IndexedDatasetBuilder::finish`].
     pub fn write_whole(&mut self) -> Result<()> {
         if self.open > 0 {
             let message =

@@ -195,6 +195,19 @@ impl Index {
         }
     }
 
+    /// The first sequence of each document and, at the end, the number of sequences.
+    ///
+    /// # Errors
+    /// A file that cannot be read.
+    pub fn boundaries(&self) -> Result<Vec<u64>> {
+        let mut boundaries = Vec::new();
+        for chunk in chunks(self.header.boundaries) {
+            let found = self.numbers(self.header.documents(), &chunk)?;
+            boundaries.extend(found.into_iter().map(|boundary| boundary.max(0) as u64));
+        }
+        Ok(boundaries)
+    }
+
     /// The first document that has not two sequences, and their number.
     ///
     /// # Errors

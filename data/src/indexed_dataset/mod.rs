@@ -117,6 +117,15 @@ impl IndexedDataset {
         self.index.document(document)
     }
 
+    /// The first sequence of each document and, at the end, the number of sequences. [`IndexedDataset::check`] has compared
+    /// them.
+    ///
+    /// # Errors
+    /// A file that cannot be read.
+    pub(crate) fn boundaries(&self) -> Result<Vec<u64>> {
+        self.index.boundaries()
+    }
+
     /// The first document that has not two sequences, and their number.
     ///
     /// # Errors

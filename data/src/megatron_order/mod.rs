@@ -20,7 +20,7 @@ use indices::{Indices, Start, too_short};
 
 pub use validation::{MegatronValidation, MegatronValidationConfig};
 
-/// Which samples Megatron would draw of a blend.
+/// The options that decide which samples Megatron would draw of a blend.
 #[derive(Debug, Clone, PartialEq)]
 pub struct MegatronOrderConfig {
     /// Tokens of a sample.

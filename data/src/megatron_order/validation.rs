@@ -64,8 +64,8 @@ impl MegatronValidation {
     /// Computes the order.
     ///
     /// # Errors
-    /// As [`MegatronSampler::new`], but for parts that are shorter than a sample, which Megatron reads again and again;
-    /// all samples of sets with weights, which have no end.
+    /// The errors of [`MegatronSampler::new`], but not parts shorter than a sample, which Megatron reads again and again;
+    /// also all samples of sets with weights, which have no end.
     pub fn new(blend: &Blend, config: &MegatronValidationConfig) -> Result<MegatronValidation> {
         let MegatronValidationConfig { seq_length, samples, evaluations, seed } = *config;
         let remedy = "a smaller --eval-iters, or 'all'";

@@ -10,7 +10,7 @@ use std::cmp::Reverse;
 pub enum PackingAlgorithm {
     /// The order of the data.
     FirstFit,
-    /// From the longest to the shortest; samples of equal length in the order of the data.
+    /// Longest samples first; samples of equal length in the order of the data.
     FirstFitDecreasing,
 }
 

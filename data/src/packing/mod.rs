@@ -36,9 +36,9 @@ pub struct PackingConfig {
 /// The treatment of samples that are longer than a sequence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LongSamples {
-    /// They are an error.
+    /// Makes them an error.
     Refuse,
-    /// They end with the sequence. Samples whose prompt leaves no position to a completion are left out.
+    /// Ends them with the sequence. Samples whose prompt leaves no position to a completion are left out.
     Truncate,
 }
 

@@ -10,16 +10,16 @@ pub const PIECE: usize = 64 << 10;
 /// The places at which a text may be cut.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CutRule {
-    /// In front of a space between two letters, and behind a line break between a character that is no white space and
-    /// a letter or digit.
+    /// Cuts in front of a space between two letters, and behind a line break between a character that is no white space
+    /// and a letter or digit.
     WordsAndLines,
-    /// In front of a space between two letters.
+    /// Cuts in front of a space between two letters.
     Words,
-    /// At a space between two letters, which is left out: for tokenizers that put one in front of each text.
+    /// Cuts at a space between two letters and leaves it out: for tokenizers that put one in front of each text.
     LeftOutSpaces,
-    /// Behind a line break.
+    /// Cuts behind a line break.
     Lines,
-    /// Nowhere.
+    /// Cuts nowhere.
     Nowhere,
 }
 
@@ -33,7 +33,7 @@ impl CutRule {
     /// The first rule that does not change what `tokenizer` makes of texts that show it.
     ///
     /// # Errors
-    /// As [`Tokenizer::encode`].
+    /// The errors of [`Tokenizer::encode`].
     pub fn for_tokenizer(tokenizer: &Tokenizer) -> Result<CutRule> {
         if let Tokenizer::Char(_) = tokenizer {
             return Ok(CutRule::WordsAndLines);

@@ -20,11 +20,38 @@ pub struct Encoder {
     pub skip_broken_lines: bool,
 }
 
-/// The tokens of a batch, for each key.
+/// The tokens of a batch, for each key, or the next part of them.
 pub struct Encoded {
     pub columns: Vec<Tokens>,
-    /// Lines and rows that were skipped.
-    pub skipped: u64,
+    /// At the end of the batch, the number of lines and rows that were skipped.
+    pub end: Option<u64>,
+}
+
+/// Tokens of a column that are given on before the batch ends, so that long documents take little memory.
+const PART: usize = 1 << 20;
+
+/// The tokens of a batch so far, and who takes them part by part.
+struct Output<'a> {
+    columns: Vec<Tokens>,
+    skipped: u64,
+    give: &'a mut dyn FnMut(Encoded) -> bool,
+}
+
+impl Output<'_> {
+    /// Gives the tokens on, if they are many.
+    ///
+    /// # Errors
+    /// Nobody takes them any more.
+    fn give_if_many(&mut self) -> Result<()> {
+        if self.columns.iter().all(|column| column.tokens.len() < PART) {
+            return Ok(());
+        }
+        let columns = self.columns.iter_mut().map(std::mem::take).collect();
+        match (self.give)(Encoded { columns, end: None }) {
+            true => Ok(()),
+            false => Err(Error::io(AREA, "stopped")),
+        }
+    }
 }
 
 /// Tokens, and where sequences and documents end. Tokens behind the last end belong to a document that goes on.
@@ -46,22 +73,21 @@ pub enum End {
 }
 
 impl Encoder {
-    /// Encodes a batch.
+    /// Encodes a batch: `give` gets its tokens, in one part or several. A false answer ends the call.
     ///
     /// # Errors
     /// A broken line or row, with the file and its number, unless they are skipped; as [`Tokenizer::encode`].
-    pub fn encode(&self, batch: &InputBatch) -> Result<Encoded> {
+    pub fn encode(&self, batch: &InputBatch, give: &mut dyn FnMut(Encoded) -> bool) -> Result<()> {
         let outputs = match self.sequence_level {
             SequenceLevel::PromptAndCompletion => 1,
             SequenceLevel::Document | SequenceLevel::Sentence => self.keys.len(),
         };
         let columns = (0..outputs).map(|_| Tokens::default()).collect();
-        let mut encoded = Encoded { columns, skipped: 0 };
+        let mut output = Output { columns, skipped: 0, give };
         match &batch.payload {
-            Payload::Lines(lines) => self.lines(batch, lines, &mut encoded)?,
-            Payload::Rows(columns) => self.rows(batch, columns, &mut encoded)?,
+            Payload::Lines(lines) => self.lines(batch, lines, &mut output)?,
+            Payload::Rows(columns) => self.rows(batch, columns, &mut output)?,
             Payload::Text { piece, at_end } => {
-                let tokens = &mut encoded.columns[0];
                 let in_text = |error: Error| {
                     let message = format!(
                         "'{}', from byte {} on: {}",
@@ -73,10 +99,11 @@ impl Encoder {
                 };
                 let in_sentences = self.sequence_level == SequenceLevel::Sentence;
                 match in_sentences {
-                    true => self.paragraphs(piece, tokens),
-                    false => self.text(piece, &mut tokens.tokens),
+                    true => self.paragraphs(piece, &mut output),
+                    false => self.text(piece, 0, &mut output),
                 }
                 .map_err(in_text)?;
+                let tokens = &mut output.columns[0];
                 let end = tokens.tokens.len();
                 match (at_end, in_sentences) {
                     (false, _) => {}
@@ -85,19 +112,21 @@ impl Encoder {
                 }
             }
         }
-        Ok(encoded)
+        let Output { columns, skipped, give } = output;
+        give(Encoded { columns, end: Some(skipped) });
+        Ok(())
     }
 
-    fn lines(&self, batch: &InputBatch, lines: &[u8], encoded: &mut Encoded) -> Result<()> {
+    fn lines(&self, batch: &InputBatch, lines: &[u8], output: &mut Output) -> Result<()> {
         let mut number = batch.first;
         for line in lines.split(|&byte| byte == b'\n') {
             number += 1;
             let added = match json_texts(line, number, &self.keys) {
                 Ok(None) => continue,
-                Ok(Some(texts)) => self.texts(&texts, &mut encoded.columns),
+                Ok(Some(texts)) => self.texts(&texts, output),
                 Err(why) => Ok(Some(why)),
             };
-            self.count(added, (batch, "line", number), encoded)?;
+            self.count(added, (batch, "line", number), output)?;
         }
         Ok(())
     }
@@ -106,33 +135,36 @@ impl Encoder {
         &self,
         batch: &InputBatch,
         columns: &[Vec<Option<Vec<u8>>>],
-        encoded: &mut Encoded,
+        output: &mut Output,
     ) -> Result<()> {
         for row in 0..columns[0].len() {
             let number = batch.first + row as u64 + 1;
             let added = match row_texts(columns, row, &self.keys) {
-                Ok(texts) => self.texts(&texts, &mut encoded.columns),
+                Ok(texts) => self.texts(&texts, output),
                 Err(why) => Ok(Some(why)),
             };
-            self.count(added, (batch, "row", number), encoded)?;
+            self.count(added, (batch, "row", number), output)?;
         }
         Ok(())
     }
 
     /// Appends the texts of a line or row. Returns why nothing was appended, if they are broken.
-    fn texts<T: AsRef<str>>(&self, texts: &[T], columns: &mut [Tokens]) -> Result<Option<String>> {
+    fn texts<T: AsRef<str>>(&self, texts: &[T], output: &mut Output) -> Result<Option<String>> {
         if self.sequence_level != SequenceLevel::PromptAndCompletion {
-            let mut columns = texts.iter().zip(columns);
+            let mut columns = texts.iter().enumerate();
             return columns
-                .try_for_each(|(text, tokens)| self.document(text.as_ref(), tokens))
+                .try_for_each(|(column, text)| self.document(text.as_ref(), column, output))
                 .map(|()| None);
         }
-        let out = &mut columns[0];
+        let out = &mut output.columns[0];
         let start = out.tokens.len();
         let mut ends = [start; 2];
         for ((text, key), place) in texts.iter().zip(&self.keys).zip(0..) {
             let before = out.tokens.len();
-            self.text(text.as_ref(), &mut out.tokens)?;
+            self.pieces(text.as_ref(), |piece| {
+                out.tokens.extend(self.tokenizer.encode(piece)?);
+                Ok(())
+            })?;
             ends[place] = out.tokens.len();
             if text.as_ref().trim().is_empty() || ends[place] == before {
                 out.tokens.truncate(start);
@@ -140,6 +172,7 @@ impl Encoder {
             }
         }
         out.ends.extend([End::Sequence(ends[0]), End::Document(ends[1])]);
+        output.give_if_many()?;
         Ok(None)
     }
 
@@ -148,12 +181,12 @@ impl Encoder {
         &self,
         added: Result<Option<String>>,
         (batch, what, number): (&InputBatch, &str, u64),
-        encoded: &mut Encoded,
+        output: &mut Output,
     ) -> Result<()> {
         match added.map_err(|error| broken(batch, what, number, error.context()))? {
             None => Ok(()),
             Some(_) if self.skip_broken_lines => {
-                encoded.skipped += 1;
+                output.skipped += 1;
                 Ok(())
             }
             Some(why) => Err(broken(batch, what, number, &(why + SKIP))),
@@ -161,44 +194,54 @@ impl Encoder {
     }
 
     /// Appends a whole document.
-    fn document(&self, text: &str, out: &mut Tokens) -> Result<()> {
+    fn document(&self, text: &str, column: usize, output: &mut Output) -> Result<()> {
         match self.sequence_level {
             SequenceLevel::Sentence => {
-                text.lines().try_for_each(|line| self.sentences(line, out))?;
+                text.lines().try_for_each(|line| self.sentences(line, column, output))?;
             }
-            _ => self.text(text, &mut out.tokens)?,
+            _ => self.text(text, column, output)?,
         }
+        let out = &mut output.columns[column];
         out.ends.push(End::Document(out.tokens.len()));
         Ok(())
     }
 
     /// Appends documents that blank lines separate.
-    fn paragraphs(&self, text: &str, out: &mut Tokens) -> Result<()> {
+    fn paragraphs(&self, text: &str, output: &mut Output) -> Result<()> {
         for line in text.lines() {
             if line.trim().is_empty() {
+                let out = &mut output.columns[0];
                 out.ends.push(End::Paragraph(out.tokens.len()));
             }
-            self.sentences(line, out)?;
+            self.sentences(line, 0, output)?;
         }
         Ok(())
     }
 
-    fn sentences(&self, line: &str, out: &mut Tokens) -> Result<()> {
+    fn sentences(&self, line: &str, column: usize, output: &mut Output) -> Result<()> {
         for sentence in sentences(line) {
-            self.text(sentence, &mut out.tokens)?;
+            self.text(sentence, column, output)?;
+            let out = &mut output.columns[column];
             out.ends.push(End::Sequence(out.tokens.len()));
         }
         Ok(())
     }
 
-    /// Appends the tokens of a text, which is cut into pieces if it is long.
-    fn text(&self, mut text: &str, out: &mut Vec<u32>) -> Result<()> {
+    /// Appends the tokens of a text.
+    fn text(&self, text: &str, column: usize, output: &mut Output) -> Result<()> {
+        self.pieces(text, |piece| {
+            output.columns[column].tokens.extend(self.tokenizer.encode(piece)?);
+            output.give_if_many()
+        })
+    }
+
+    /// Calls `take` with the pieces into which a long text is cut.
+    fn pieces(&self, mut text: &str, mut take: impl FnMut(&str) -> Result<()>) -> Result<()> {
         while let Some(cut) = self.cut.find(text, PIECE) {
-            out.extend(self.tokenizer.encode(&text[..cut.start])?);
+            take(&text[..cut.start])?;
             text = &text[cut.end..];
         }
-        out.extend(self.tokenizer.encode(text)?);
-        Ok(())
+        take(text)
     }
 }
 
@@ -215,17 +258,25 @@ pub fn json_texts(
     if line.trim_ascii().is_empty() {
         return Ok(None);
     }
-    let object = serde_json::from_slice::<Map<String, Value>>(line).map_err(|error| {
+    let mut object = serde_json::from_slice::<Map<String, Value>>(line).map_err(|error| {
         let why = error.to_string();
         let why = why.rsplit_once(" at line ").map_or(why.as_str(), |(why, _)| why);
         format!("no JSON object: {why}, column {}", error.column())
     })?;
-    let text = |key: &String| match object.get(key) {
-        Some(Value::String(text)) => Ok(text.clone()),
-        Some(other) => Err(format!("the value of '{key}' is no string, but {}", kind(other))),
-        None => Err(format!("no key '{key}'; it has {}", names(&object))),
+    for key in keys {
+        match object.get(key) {
+            Some(Value::String(_)) => {}
+            Some(other) => {
+                return Err(format!("the value of '{key}' is no string, but {}", kind(other)));
+            }
+            None => return Err(format!("no key '{key}'; it has {}", names(&object))),
+        }
+    }
+    let text = |key: &String| match object.remove(key) {
+        Some(Value::String(text)) => text,
+        _ => String::new(),
     };
-    keys.iter().map(text).collect::<std::result::Result<_, _>>().map(Some)
+    Ok(Some(keys.iter().map(text).collect()))
 }
 
 /// The strings of a row, one of each column. Errors with the reason.

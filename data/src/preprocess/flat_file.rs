@@ -103,10 +103,14 @@ impl FlatFiles {
     ///
     /// # Errors
     /// A full disk.
-    pub fn sync(&mut self) -> Result<FlatState> {
+    pub fn sync(&mut self) -> Result<()> {
         let synced = self.file.flush().and_then(|()| self.file.get_ref().sync_data());
-        synced.map_err(|error| failed(&self.prefix, &error))?;
-        Ok(self.state.clone())
+        synced.map_err(|error| failed(&self.prefix, &error))
+    }
+
+    /// The progress so far.
+    pub fn state(&self) -> FlatState {
+        self.state.clone()
     }
 
     /// Gives the last file its name, and returns all of them.

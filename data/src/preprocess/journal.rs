@@ -19,7 +19,7 @@ pub struct Journal {
     /// Bytes of the sources in front of it.
     pub read: u64,
     pub skipped: u64,
-    /// For each key.
+    /// The files of each key.
     pub outputs: Vec<OutputState>,
 }
 

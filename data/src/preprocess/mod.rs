@@ -19,6 +19,7 @@ mod flat_file;
 mod input;
 mod journal;
 mod output;
+mod parquet_pages;
 mod parquet_rows;
 mod pipeline;
 mod reader;

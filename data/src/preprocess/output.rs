@@ -160,11 +160,20 @@ impl TokenOutput {
     /// # Errors
     /// A full disk.
     pub fn sync(&mut self) -> Result<OutputState> {
-        let (indexed, flat) = match &mut self.files {
-            Files::Indexed(builder) => (Some(builder.sync()?), None),
-            Files::Flat(files) => (None, Some(files.sync()?)),
+        match &mut self.files {
+            Files::Indexed(builder) => builder.sync().map(drop)?,
+            Files::Flat(files) => files.sync()?,
+        }
+        Ok(self.state())
+    }
+
+    /// The state at this point, whose bytes the next [`TokenOutput::sync`] brings to disk.
+    pub fn state(&self) -> OutputState {
+        let (indexed, flat) = match &self.files {
+            Files::Indexed(builder) => (Some(builder.state()), None),
+            Files::Flat(files) => (None, Some(files.state())),
         };
-        Ok(OutputState { counts: self.counts.clone(), indexed, flat })
+        OutputState { counts: self.counts.clone(), indexed, flat }
     }
 
     /// Gives the files their names, and returns them. The output can still be resumed from its last state.

@@ -1,14 +1,16 @@
 //! Reads columns of strings from a Parquet file, a few rows at a time.
 
 use super::config::{AREA, BATCH, MAX_DOCUMENT};
+use super::parquet_pages::ZstdPages;
 use ferrotron_tensor::{Error, Result};
-use parquet::basic::Type as PhysicalType;
-use parquet::column::reader::{ColumnReaderImpl, get_typed_column_reader};
+use parquet::basic::{Compression, Type as PhysicalType};
+use parquet::column::reader::{ColumnReaderImpl, get_column_reader, get_typed_column_reader};
 use parquet::data_type::{ByteArray, ByteArrayType};
 use parquet::errors::{ParquetError, Result as ParquetResult};
 use parquet::file::reader::{FileReader, SerializedFileReader};
 use std::fs::File;
-use std::path::Path;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
 
 /// The rows of each column; none for a null.
 pub type Columns = Vec<Vec<Option<Vec<u8>>>>;
@@ -19,6 +21,7 @@ const ROWS: usize = 64;
 /// Some columns of an open file.
 pub struct ParquetRows {
     file: SerializedFileReader<File>,
+    path: PathBuf,
     /// The places of the columns.
     columns: Vec<usize>,
     /// The definition level of a value that is there, for each column.
@@ -67,9 +70,11 @@ impl ParquetRows {
             present.push(described.max_def_level());
             columns.push(column);
         }
+        check_compression(&file, &columns, name)?;
         let rows = file.metadata().file_metadata().num_rows().max(0) as u64;
         let mut opened = ParquetRows {
             file,
+            path: path.to_path_buf(),
             columns,
             present,
             group: 0,
@@ -78,7 +83,10 @@ impl ParquetRows {
             at: 0,
             rows,
         };
-        opened.skip(at).map_err(|error| unreadable(name, &error))?;
+        let skipped = catch_unwind(AssertUnwindSafe(|| opened.skip(at)));
+        let damaged =
+            |_| Err(ParquetError::General(format!("a page in front of row {at} is damaged")));
+        skipped.unwrap_or_else(damaged).map_err(|error| unreadable(name, &error))?;
         Ok(opened)
     }
 
@@ -97,6 +105,16 @@ impl ParquetRows {
     /// # Errors
     /// A file that is damaged or truncated; a row that is too large.
     pub fn read(&mut self, name: &str) -> Result<Option<Columns>> {
+        // The crate panics at some pages that are damaged.
+        let read = catch_unwind(AssertUnwindSafe(|| self.read_rows(name)));
+        read.unwrap_or_else(|_| {
+            let message =
+                format!("cannot read '{name}': a page near row {} is damaged", self.at + 1);
+            Err(Error::io(AREA, message))
+        })
+    }
+
+    fn read_rows(&mut self, name: &str) -> Result<Option<Columns>> {
         let mut columns = vec![Vec::new(); self.columns.len()];
         let (mut bytes, mut rows) = (0, 1);
         while bytes < BATCH {
@@ -134,7 +152,15 @@ impl ParquetRows {
         let group = self.file.get_row_group(self.group)?;
         self.readers.clear();
         for &column in &self.columns {
-            self.readers.push(get_typed_column_reader(group.get_column_reader(column)?));
+            let chunk = group.metadata().column(column);
+            let reader = match chunk.compression() {
+                Compression::ZSTD(_) => {
+                    let pages = ZstdPages::open(&self.path, chunk.byte_range())?;
+                    get_column_reader(chunk.column_descr_ptr(), Box::new(pages))
+                }
+                _ => group.get_column_reader(column)?,
+            };
+            self.readers.push(get_typed_column_reader(reader));
         }
         self.left = group.metadata().num_rows().max(0) as usize;
         self.group += 1;
@@ -194,9 +220,32 @@ fn read_column(
 fn unreadable(name: &str, error: &ParquetError) -> Error {
     let why = error.to_string();
     let why = why.trim_start_matches("Parquet error: ").trim_start_matches("EOF: ");
-    let hint = match why.contains("feature") {
-        true => "; write it with snappy or gzip compression",
-        false => "",
-    };
-    Error::io(AREA, format!("cannot read '{name}': {why}{hint}"))
+    Error::io(AREA, format!("cannot read '{name}': {why}"))
+}
+
+/// Errors for columns that are compressed in a way that is not read, whose name is given.
+fn check_compression(
+    file: &SerializedFileReader<File>,
+    columns: &[usize],
+    name: &str,
+) -> Result<()> {
+    let chunks = file.metadata().row_groups().iter();
+    let chunks = chunks.flat_map(|group| columns.iter().map(|&column| group.column(column)));
+    for chunk in chunks {
+        let kind = chunk.compression();
+        match kind {
+            Compression::UNCOMPRESSED
+            | Compression::SNAPPY
+            | Compression::GZIP(_)
+            | Compression::ZSTD(_) => {}
+            _ => {
+                let message = format!(
+                    "cannot read '{name}': column '{}' is compressed by {kind}: write it with snappy, gzip, zstd or none",
+                    chunk.column_path().string()
+                );
+                return Err(Error::io(AREA, message));
+            }
+        }
+    }
+    Ok(())
 }

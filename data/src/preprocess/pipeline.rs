@@ -1,7 +1,7 @@
 //! Reads and encodes batches on threads, and gives them back in their order.
 
 use super::config::{AREA, MAX_DOCUMENT};
-use super::encode::{Encoded, Encoder};
+use super::encode::{Encoded, Encoder, Tokens};
 use super::reader::{InputBatch, Position, Reader};
 use ferrotron_tensor::{Error, Result};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -16,6 +16,8 @@ const LOOK: Duration = Duration::from_millis(50);
 /// that they are at.
 pub struct Pipeline {
     ordered: Receiver<Result<Option<Pending>>>,
+    /// The batch of which parts were given out.
+    current: Option<Pending>,
     budget: Arc<Budget>,
 }
 
@@ -27,11 +29,18 @@ struct Pending {
     encoded: Receiver<Result<Encoded>>,
 }
 
-/// A batch that is encoded.
+/// A part of a batch that is encoded.
 pub struct Finished {
-    pub encoded: Encoded,
+    pub columns: Vec<Tokens>,
+    /// If the batch ends with it.
+    pub end: Option<BatchEnd>,
+}
+
+/// The end of a batch.
+pub struct BatchEnd {
     pub next: Position,
     pub read: u64,
+    pub skipped: u64,
 }
 
 type Job = (InputBatch, SyncSender<Result<Encoded>>);
@@ -49,22 +58,32 @@ impl Pipeline {
         }
         let limit = budget.clone();
         std::thread::spawn(move || read(reader, &limit, &jobs, &in_order));
-        Pipeline { ordered, budget }
+        Pipeline { ordered, current: None, budget }
     }
 
-    /// The next batch; none at the end of the input, or if `stop` is set.
+    /// The next part of the next batch; none at the end of the input, or if `stop` is set.
     ///
     /// # Errors
     /// Those of the reader and of the workers, in the order of the input.
-    pub fn next(&self, stop: &AtomicBool) -> Result<Option<Finished>> {
-        let Some(pending) = wait(&self.ordered, stop) else { return Ok(None) };
+    pub fn next(&mut self, stop: &AtomicBool) -> Result<Option<Finished>> {
         let ended = || Error::io(AREA, "a thread ended without an answer");
-        let Some(pending) = pending.ok_or_else(ended)?? else { return Ok(None) };
-        let Pending { next, read, held, encoded } = pending;
-        let Some(encoded) = wait(&encoded, stop) else { return Ok(None) };
-        let encoded = encoded.ok_or_else(ended)?;
-        self.budget.give_back(held);
-        Ok(Some(Finished { encoded: encoded?, next, read }))
+        let pending = match self.current.take() {
+            Some(pending) => pending,
+            None => {
+                let Some(pending) = wait(&self.ordered, stop) else { return Ok(None) };
+                let Some(pending) = pending.ok_or_else(ended)?? else { return Ok(None) };
+                pending
+            }
+        };
+        let Some(encoded) = wait(&pending.encoded, stop) else { return Ok(None) };
+        let Encoded { columns, end } = encoded.ok_or_else(ended)??;
+        let Pending { next, read, held, .. } = pending;
+        let end = end.map(|skipped| BatchEnd { next, read, skipped });
+        match &end {
+            Some(_) => self.budget.give_back(held),
+            None => self.current = Some(pending),
+        }
+        Ok(Some(Finished { columns, end }))
     }
 }
 
@@ -119,7 +138,15 @@ fn work(jobs: &Mutex<Receiver<Job>>, encoder: &Encoder) {
         let Ok(job) = jobs.lock().map(|jobs| jobs.recv()) else { return };
         let Ok((batch, reply)) = job else { return };
         // Nobody waits for it once the pipeline is dropped.
-        if reply.send(encoder.encode(&batch)).is_err() {
+        let mut is_wanted = true;
+        let encoded = encoder.encode(&batch, &mut |part| {
+            is_wanted = reply.send(Ok(part)).is_ok();
+            is_wanted
+        });
+        if let Err(error) = encoded {
+            is_wanted &= reply.send(Err(error)).is_ok();
+        }
+        if !is_wanted {
             return;
         }
     }

@@ -34,7 +34,7 @@ pub struct PreprocessProgress {
 /// The result of a call.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PreprocessReport {
-    /// For each key, the prefix of its files and their number of documents and of tokens.
+    /// The prefix of each key's files, and their number of documents and of tokens.
     pub outputs: Vec<(PathBuf, u64, u64)>,
     /// Lines and rows that were skipped.
     pub skipped: u64,
@@ -91,11 +91,12 @@ pub fn preprocess(
         sequence_level: config.sequence_level,
         skip_broken_lines: config.skip_broken_lines,
     };
-    let pipeline = Pipeline::start(reader, encoder, config.workers);
+    let mut pipeline = Pipeline::start(reader, encoder, config.workers);
     let resumed_bytes = journal.read;
     let total_bytes = sources.iter().map(|source| source.bytes).sum();
     let mut written = Instant::now();
     let mut failure = None;
+    let mut is_within_batch = false;
     loop {
         let finished = match pipeline.next(stop) {
             Ok(Some(finished)) => finished,
@@ -105,14 +106,20 @@ pub fn preprocess(
                 break;
             }
         };
-        for (output, tokens) in outputs.iter_mut().zip(&finished.encoded.columns) {
+        if !is_within_batch && finished.end.is_none() {
+            // From here on the outputs are ahead of the position, until the batch ends.
+            journal.outputs = outputs.iter().map(TokenOutput::state).collect();
+        }
+        is_within_batch = finished.end.is_none();
+        for (output, tokens) in outputs.iter_mut().zip(&finished.columns) {
             output.write(tokens)?;
         }
-        journal.position = finished.next;
-        journal.read = finished.read;
-        journal.skipped += finished.encoded.skipped;
+        let Some(end) = finished.end else { continue };
+        journal.position = end.next;
+        journal.read = end.read;
+        journal.skipped += end.skipped;
         observe(PreprocessProgress {
-            bytes: finished.read,
+            bytes: end.read,
             total_bytes,
             resumed_bytes,
             documents: outputs[0].counts().documents,
@@ -132,7 +139,10 @@ pub fn preprocess(
         let _ = std::fs::remove_file(&journal_path);
         return Err(error);
     }
-    journal.outputs = outputs.iter_mut().map(TokenOutput::sync).collect::<Result<_>>()?;
+    let synced = outputs.iter_mut().map(TokenOutput::sync).collect::<Result<_>>()?;
+    if !is_within_batch {
+        journal.outputs = synced;
+    }
     journal.write(&journal_path)?;
     if let Some(error) = failure {
         return Err(error);

@@ -1,3 +1,5 @@
+mod sets;
+
 use super::*;
 use crate::IGNORE;
 use crate::tokenizer::Tokenizer;
@@ -40,7 +42,7 @@ fn groups_cover_the_documents() {
                 assert!(sentences.len() >= 2 && (2..=fit).contains(most));
                 let without_last = sentences.start..sentences.end - 1;
                 let ends = sentences.len() == 2
-                    || documents.tokens_of(without_last).len() < *most
+                    || documents.num_tokens_of(without_last) < *most
                     || sentences.end == document.end;
                 assert!(ends, "{sentences:?} has more than {most} tokens");
             }
@@ -73,8 +75,7 @@ fn unmask(batch: &Batch, row: usize) -> (Vec<u32>, Vec<u32>, Vec<u32>) {
 #[test]
 fn samples_are_pairs_of_the_text_in_the_order_of_their_label() {
     let pairs = pairs(24);
-    let documents = &pairs.0.documents;
-    let text: Vec<u32> = documents.tokens().collect();
+    let text = pairs.sets[0].documents.token_source().to_vec().unwrap();
     let batch = pairs.batch(0, 1000).unwrap();
     let order = batch.get::<i64>(PairBatch::ORDER).unwrap();
     for (row, &swapped) in order.iter().enumerate() {
@@ -122,7 +123,7 @@ fn masks_are_15_percent_in_80_10_10() {
 #[test]
 fn batches_are_the_same_samples_however_they_are_cut() {
     let pairs = pairs(16);
-    let groups = pairs.samples_per_epoch();
+    let groups = pairs.samples_per_epoch().unwrap();
     for first in [0, 3, groups - 2, 5 * groups + 1] {
         let whole = pairs.batch(first, 4).unwrap();
         for sample in 0..4 {
@@ -167,7 +168,7 @@ fn too_little_is_refused() {
     let error = of("a\n\nb", 16).unwrap_err().to_string();
     assert_eq!(
         error,
-        "data: no document has two sentences: there are 2 sentences in 2 documents, which blank lines separate"
+        "data: no document has two sentences: there are 2 sentences in 2 documents, which blank lines separate in text"
     );
     let error = of("a\nb", 4).unwrap_err().to_string();
     assert_eq!(error, "--seq-length: must be at least 5, [CLS] a [SEP] b [SEP], got 4");

@@ -4,7 +4,11 @@
 use super::words::{WordCaches, WordRule};
 use ferrotron_tensor::{Error, Result};
 use std::sync::Arc;
-use tokenizers::{Model, OffsetReferential, OffsetType, PreTokenizedString, PreTokenizer};
+use tokenizers::models::bpe::BPE;
+use tokenizers::{
+    DecoderWrapper, Model, NormalizerWrapper, OffsetReferential, OffsetType, PostProcessorWrapper,
+    PreTokenizedString, PreTokenizer, PreTokenizerWrapper, TokenizerImpl,
+};
 
 /// A loaded `tokenizer.json`; clones share it.
 #[derive(Clone)]
@@ -25,7 +29,7 @@ impl HuggingFaceTokenizer {
     /// # Errors
     /// Errors, with the message of the `tokenizers` crate, if it rejects the text.
     pub fn from_json(json: &str) -> Result<Self> {
-        let mut tokenizer = tokenizers::Tokenizer::from_bytes(json).map_err(failed("load"))?;
+        let mut tokenizer = load(json)?;
         tokenizer.with_truncation(None).map_err(failed("load"))?;
         tokenizer.with_padding(None);
         // Ids may have gaps, so the largest id determines the size.
@@ -114,6 +118,23 @@ impl HuggingFaceTokenizer {
             }
         }
         text
+    }
+}
+
+/// A tokenizer whose model is known to be of byte pairs.
+type OfBytePairs = TokenizerImpl<
+    BPE,
+    NormalizerWrapper,
+    PreTokenizerWrapper,
+    PostProcessorWrapper,
+    DecoderWrapper,
+>;
+
+/// Loads a file. A model whose type is not asked for is read into a tree first, which takes twice the memory.
+fn load(json: &str) -> Result<tokenizers::Tokenizer> {
+    match OfBytePairs::from_bytes(json) {
+        Ok(tokenizer) => Ok(tokenizer.into()),
+        Err(_) => tokenizers::Tokenizer::from_bytes(json).map_err(failed("load")),
     }
 }
 

@@ -63,7 +63,7 @@ pub enum Tokenizer {
     Char(CharTokenizer),
     /// GPT-2's byte pair encoding.
     Gpt2,
-    /// None: so many token ids, written as numbers.
+    /// No tokenizer: so many token ids, written as numbers.
     Null(usize),
     /// The tokenizer described by a Hugging Face `tokenizer.json`.
     HuggingFace(HuggingFaceTokenizer),

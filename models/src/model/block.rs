@@ -16,9 +16,9 @@ use crate::model::recompute::{RecomputeModules, RecomputedAttention, RecomputedM
 /// The kind of norm.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Normalization {
-    /// With mean and, if the model has biases, a bias.
+    /// LayerNorm: subtracts the mean, and has a bias if the model has biases.
     LayerNorm,
-    /// Without mean and bias.
+    /// RMSNorm: subtracts no mean and has no bias.
     #[serde(rename = "RMSNorm")]
     RmsNorm,
 }

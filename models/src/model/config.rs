@@ -79,7 +79,7 @@ pub struct GptConfig {
     pub norm_epsilon: f64,
     /// The activation function of the MLP.
     pub activation: ActivationKind,
-    /// Whether linear layers and norms have biases.
+    /// Whether linear layers have biases, and LayerNorms unless [`add_norm_bias`](GptConfig::add_norm_bias) says otherwise.
     pub add_bias: bool,
     /// Whether the head is the transposed token embedding.
     pub tie_embeddings: bool,
@@ -92,7 +92,7 @@ pub struct GptConfig {
     /// Fraction of a head, from its first element on, that is rotated: 1, or less as in GPT-NeoX.
     #[serde(default = "whole")]
     pub rotary_percent: f64,
-    /// RMSNorm of the queries and keys of each head, as in Qwen 3.
+    /// RMSNorm of the queries and keys of each head, as in Qwen 3, with the gain of the other norms.
     #[serde(default)]
     pub qk_layernorm: bool,
     /// Whether the projection to queries, keys and values has a bias although linear layers have none, as in Qwen 2.
@@ -137,6 +137,9 @@ pub struct GptConfig {
     /// Soft cap of the logits, as in Gemma 2.
     #[serde(default)]
     pub final_logit_softcapping: Option<f64>,
+    /// Whether LayerNorms have biases, if not as linear layers do.
+    #[serde(default)]
+    pub add_norm_bias: Option<bool>,
 }
 
 /// [`RopeScaling`] as an object with its fields, or null.
@@ -222,6 +225,7 @@ impl GptConfig {
             scale_embeddings: false,
             query_pre_attn_scalar: None,
             final_logit_softcapping: None,
+            add_norm_bias: None,
         }
     }
 
@@ -279,20 +283,26 @@ impl GptConfig {
         (self.rotary_percent * self.kv_channels as f64) as usize
     }
 
-    pub(crate) fn bias(&self) -> Bias {
-        bias_if(self.add_bias)
+    /// Whether norms have biases.
+    pub fn norm_bias(&self) -> bool {
+        self.normalization == Normalization::LayerNorm
+            && self.add_norm_bias.unwrap_or(self.add_bias)
     }
 
     pub(crate) fn norm(&self) -> NormConfig {
         NormConfig {
             kind: self.normalization,
             width: self.hidden_size,
-            bias: self.bias(),
+            bias: bias_if(self.norm_bias()),
             epsilon: self.norm_epsilon,
-            gain: match self.apply_layernorm_1p {
-                true => NormGain::OnePlusWeight,
-                false => NormGain::Weight,
-            },
+            gain: self.norm_gain(),
+        }
+    }
+
+    fn norm_gain(&self) -> NormGain {
+        match self.apply_layernorm_1p {
+            true => NormGain::OnePlusWeight,
+            false => NormGain::Weight,
         }
     }
 
@@ -332,6 +342,7 @@ impl GptConfig {
             rope_scaling: self.rope_scaling,
             rotary_dim: (rotates && self.rotary_percent < 1.0).then(|| self.rotary_dim()),
             qk_norm: self.qk_layernorm.then_some(self.norm_epsilon),
+            qk_norm_gain: self.norm_gain(),
             dropout: self.attention_dropout,
             init: self.init(),
             residual_init: self.residual_init(),

@@ -2,6 +2,7 @@
 
 use ferrotron_tensor::{Error, Result};
 
+use crate::model::block::Normalization;
 use crate::model::config::{GptConfig, PositionEmbedding};
 use crate::model::sizes::SizeCheck;
 
@@ -83,10 +84,8 @@ impl GptConfig {
                 return refuse(format!("{name} must be positive, got {number}; omit it instead"));
             }
         }
-        if self.apply_layernorm_1p && self.qk_layernorm {
-            return refuse(
-                "apply-layernorm-1p and qk-layernorm do not go together: leave one out".into(),
-            );
+        if self.add_norm_bias.is_some() && self.normalization == Normalization::RmsNorm {
+            return refuse("add-norm-bias means nothing with RMSNorm: omit it".into());
         }
         Ok(())
     }

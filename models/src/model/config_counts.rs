@@ -1,6 +1,5 @@
 //! Counts of a GPT's parameters and of the floating-point operations of a step.
 
-use crate::model::block::Normalization;
 use crate::model::config::{GptConfig, PositionEmbedding};
 use crate::model::sizes::{product, sum};
 
@@ -16,11 +15,10 @@ impl GptConfig {
         let (v, l, c, f) =
             (self.vocab_size, self.num_layers, self.hidden_size, self.ffn_hidden_size);
         let (h, g, d) = (self.num_attention_heads, self.num_query_groups, self.kv_channels);
-        let bias = usize::from(self.add_bias);
         let attention_bias = usize::from(self.add_bias || self.add_attention_bias);
         let qkv_bias = usize::from(self.add_qkv_bias).max(attention_bias);
         let mlp_bias = usize::from(self.add_bias || self.add_mlp_bias);
-        let norm_bias = bias * usize::from(self.normalization == Normalization::LayerNorm);
+        let norm_bias = usize::from(self.norm_bias());
         let gated = 1 + usize::from(self.activation.is_gated());
         let norms = if self.sandwich_norm { 4 } else { 2 };
         let learned = self.position_embedding_type == PositionEmbedding::LearnedAbsolute;

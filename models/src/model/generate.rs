@@ -1,101 +1,23 @@
-//! Autoregressive sampling: temperature, top-k, top-p, a key-value cache, and a sliding window past the context.
+//! Autoregressive generation of one text or several: a key-value cache, and a sliding window past the context.
 
 use ferrotron_autograd::no_grad;
 use ferrotron_nn::{Context, KvCache};
-use ferrotron_tensor::{Error, RandomKey, Result, Tensor};
+use ferrotron_tensor::{Error, Result, Tensor};
 use std::ops::ControlFlow;
 
 use crate::finite::first_not_finite;
 use crate::model::gpt::Gpt;
+pub use crate::model::sampling::Sampling;
 
-/// The rule by which the next token is chosen.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Sampling {
-    /// Divides the logits; 0 takes the likeliest token.
-    pub temperature: f64,
-    /// Choose among this many of the likeliest tokens.
-    pub top_k: Option<usize>,
-    /// Choose among the fewest likeliest tokens that together have at least this probability. This is nucleus sampling
-    /// (Holtzman et al., arXiv 1904.09751), applied after top-k, as in transformers.
-    pub top_p: Option<f64>,
-    /// Seed of the choice, which is a function of it and the token's position.
-    pub seed: u64,
-    /// The token that ends a text: generation stops where it is chosen, without it.
-    pub end_of_text: Option<u32>,
-}
-
-impl Sampling {
-    /// Always the likeliest token.
-    pub const GREEDY: Sampling =
-        Sampling { temperature: 0.0, top_k: None, top_p: None, seed: 0, end_of_text: None };
-
-    /// Checks the numbers.
-    ///
-    /// # Errors
-    /// One that is out of range, with the option that sets it.
-    pub fn validate(&self) -> Result<()> {
-        let refuse = |message: String| Err(Error::config("generate", message));
-        if !(self.temperature >= 0.0 && self.temperature.is_finite()) {
-            return refuse(format!(
-                "--temperature must be at least 0 and finite, got {}",
-                self.temperature
-            ));
-        }
-        if self.top_k == Some(0) {
-            return refuse("--top-k must be at least 1, got 0".into());
-        }
-        match self.top_p {
-            Some(p) if !(p > 0.0 && p <= 1.0) => {
-                refuse(format!("--top-p must be above 0 and at most 1, got {p}"))
-            }
-            _ => Ok(()),
-        }
-    }
-
-    /// The token chosen from `logits` at `position`. A constant added to all logits changes nothing but by rounding.
-    pub fn choose(&self, logits: &[f64], position: u64) -> u32 {
-        let likeliest =
-            || (0..logits.len()).fold(0, |best, i| if logits[i] > logits[best] { i } else { best });
-        if self.temperature == 0.0 {
-            return likeliest() as u32;
-        }
-        let likelier = |&a: &usize, &b: &usize| logits[b].total_cmp(&logits[a]).then(a.cmp(&b));
-        let mut order: Vec<usize> = (0..logits.len()).collect();
-        if let Some(k) = self.top_k.filter(|&k| k < order.len()) {
-            order.select_nth_unstable_by(k - 1, likelier);
-            order.truncate(k);
-        }
-        let largest = order.iter().map(|&i| logits[i]).fold(f64::NEG_INFINITY, f64::max);
-        let weight = |&i: &usize| ((logits[i] - largest) / self.temperature).exp();
-        let total: f64 = order.iter().map(weight).sum();
-        let uniform = RandomKey::new(self.seed, 0, "generate").uniform(position);
-        // Only the likeliest tokens that together have so much are sorted: as a rule few of a vocabulary.
-        let enough = self.top_p.unwrap_or(uniform) * total;
-        let (mut weights, mut sum) = (Vec::new(), 0.0);
-        while weights.len() < order.len() && sum <= enough {
-            let sorted = weights.len();
-            let next = (4 * sorted).clamp(64, order.len().max(64)).min(order.len());
-            order[sorted..].select_nth_unstable_by(next - 1 - sorted, likelier);
-            order[sorted..next].sort_unstable_by(likelier);
-            weights.extend(order[sorted..next].iter().map(weight));
-            sum = weights.iter().sum();
-        }
-        let mut left = uniform * total;
-        if self.top_p.is_some() {
-            let sums =
-                weights.iter().scan(0.0, |sum, weight| Some(std::mem::replace(sum, *sum + weight)));
-            let kept = sums.take_while(|&before| before < enough).count();
-            weights.truncate(kept);
-            left = uniform * weights.iter().sum::<f64>();
-        }
-        for (&token, weight) in order.iter().zip(&weights) {
-            left -= weight;
-            if left < 0.0 {
-                return token as u32;
-            }
-        }
-        order[weights.len() - 1] as u32
-    }
+/// A text to be continued.
+#[derive(Debug, Clone, PartialEq)]
+pub struct GenerationRequest {
+    /// Its tokens; at least one.
+    pub prompt: Vec<u32>,
+    /// The most tokens that are added.
+    pub max_new_tokens: usize,
+    /// The rule by which they are chosen.
+    pub sampling: Sampling,
 }
 
 /// Appends up to `max_new_tokens` tokens to `prompt`, calling `on_token` with each as it comes, until that breaks off;
@@ -115,56 +37,158 @@ pub fn generate(
     sampling: &Sampling,
     mut on_token: impl FnMut(u32) -> ControlFlow<()>,
 ) -> Result<Vec<u32>> {
+    let (prompt, sampling) = (prompt.to_vec(), *sampling);
+    let request = GenerationRequest { prompt, max_new_tokens, sampling };
+    let texts = generate_batch(gpt, &[request], |_, token| on_token(token))?;
+    Ok(texts.into_iter().flatten().collect())
+}
+
+/// Continues several texts together, each exactly as [`generate`] continues it alone: their next tokens come from one
+/// forward, which reads the weights once. `on_token` gets the number of a text and its token as it comes, and ends this
+/// text by breaking off. Returns all tokens of each.
+///
+/// Prompts, and windows that slide, take a forward of their own. All texts have their caches at the same time.
+///
+/// # Errors
+/// As [`generate`].
+pub fn generate_batch(
+    gpt: &Gpt,
+    requests: &[GenerationRequest],
+    mut on_token: impl FnMut(usize, u32) -> ControlFlow<()>,
+) -> Result<Vec<Vec<u32>>> {
+    requests.iter().try_for_each(|request| check(gpt, request))?;
+    let texts = requests.iter().enumerate().map(|(index, request)| {
+        let room = request.prompt.len().saturating_add(request.max_new_tokens);
+        let (caches, tokens) = (gpt.caches(1, room)?, request.prompt.clone());
+        Ok(Text { index, tokens, caches, first: 0, unread: 0 })
+    });
+    let mut active = texts.collect::<Result<Vec<Text>>>()?;
+    let mut ended: Vec<Vec<u32>> = vec![Vec::new(); requests.len()];
+    loop {
+        let is_full = |text: &Text| {
+            let request = &requests[text.index];
+            text.tokens.len() - request.prompt.len() == request.max_new_tokens
+        };
+        for text in active.extract_if(.., |text| is_full(text)) {
+            ended[text.index] = text.tokens;
+        }
+        if active.is_empty() {
+            return Ok(ended);
+        }
+        let mut going_on = Vec::new();
+        for (mut text, logits) in next_logits(gpt, active)? {
+            let request = &requests[text.index];
+            let token = request.sampling.choose(&logits, text.tokens.len() as u64);
+            let ends = request.sampling.end_of_text == Some(token);
+            if !ends {
+                text.tokens.push(token);
+            }
+            if ends || on_token(text.index, token).is_break() {
+                ended[text.index] = text.tokens;
+            } else {
+                going_on.push(text);
+            }
+        }
+        active = going_on;
+    }
+}
+
+/// A text that is being continued.
+struct Text {
+    /// Its number among the requests.
+    index: usize,
+    tokens: Vec<u32>,
+    /// One for each block.
+    caches: Vec<KvCache>,
+    /// The first token of the window.
+    first: usize,
+    /// The first token that is not in the caches.
+    unread: usize,
+}
+
+fn check(gpt: &Gpt, request: &GenerationRequest) -> Result<()> {
+    let GenerationRequest { prompt, sampling, .. } = request;
     sampling.validate()?;
-    let (longest, vocab) = (gpt.config().max_position_embeddings, gpt.config().vocab_size);
+    let vocab = gpt.config().vocab_size;
     if prompt.is_empty() {
         return Err(Error::value("generate", "the prompt is empty: give at least one token"));
     }
-    if let Some(token) = prompt.iter().find(|&&token| token as usize >= vocab) {
-        return Err(Error::value(
+    match prompt.iter().find(|&&token| token as usize >= vocab) {
+        Some(token) => Err(Error::value(
             "generate",
             format!("token {token} of the prompt is outside of the vocabulary of {vocab}"),
-        ));
+        )),
+        None => Ok(()),
     }
-    let ctx = Context::eval(1, longest);
+}
+
+/// The logits for the next token of each text, in the same order.
+fn next_logits(gpt: &Gpt, mut texts: Vec<Text>) -> Result<Vec<(Text, Vec<f64>)>> {
+    let longest = gpt.config().max_position_embeddings;
+    for text in &mut texts {
+        let start = text.tokens.len().saturating_sub(longest);
+        if start > text.first {
+            text.caches.iter_mut().for_each(KvCache::clear);
+            (text.first, text.unread) = (start, start);
+        }
+    }
+    // Texts of which one token is new share a forward.
+    let is_next = |text: &Text| text.tokens.len() - text.unread == 1;
+    let (mut next, alone): (Vec<Text>, Vec<Text>) = texts.into_iter().partition(is_next);
+    let mut found = Vec::new();
+    for text in alone {
+        let mut texts = vec![text];
+        let logits = forward(gpt, &mut texts)?;
+        found.extend(texts.into_iter().zip(logits));
+    }
+    if !next.is_empty() {
+        let logits = forward(gpt, &mut next)?;
+        found.extend(next.into_iter().zip(logits));
+    }
+    found.sort_by_key(|(text, _)| text.index);
+    Ok(found)
+}
+
+/// The logits of texts with equally many new tokens, which are in the caches from then on.
+fn forward(gpt: &Gpt, texts: &mut [Text]) -> Result<Vec<Vec<f64>>> {
+    let ctx = Context::eval(texts.len(), gpt.config().max_position_embeddings);
     let device = gpt.scope().device();
-    let mut tokens = prompt.to_vec();
-    let mut caches: Vec<KvCache> = gpt.caches(1, prompt.len().saturating_add(max_new_tokens))?;
-    // The first token of the window, and the first that is not in the caches.
-    let (mut first, mut unread) = (0, 0);
-    for _ in 0..max_new_tokens {
-        let start = tokens.len().saturating_sub(longest);
-        if start > first {
-            caches.iter_mut().for_each(KvCache::clear);
-            (first, unread) = (start, start);
-        }
-        let new = Tensor::from_slice(device, &tokens[unread..], &[1, tokens.len() - unread])?;
-        let logits = device.run(|| no_grad(|| gpt.next_token_logits(&ctx, &new, &mut caches)))?;
-        unread = tokens.len();
-        let logits = logits.value().to_f64()?;
+    let new: Vec<u32> =
+        texts.iter().flat_map(|text| &text.tokens[text.unread..]).copied().collect();
+    let new = Tensor::from_slice(device, &new, &[texts.len(), new.len() / texts.len()])?;
+    let blocks = texts[0].caches.len();
+    let mut of_texts: Vec<_> =
+        texts.iter_mut().map(|text| std::mem::take(&mut text.caches).into_iter()).collect();
+    let join = |_| KvCache::join(of_texts.iter_mut().filter_map(Iterator::next));
+    let mut caches: Vec<KvCache> = (0..blocks).map(join).collect();
+    let logits = device.run(|| no_grad(|| gpt.next_token_logits(&ctx, &new, &mut caches)))?;
+    for cache in caches {
+        texts.iter_mut().zip(cache.split()).for_each(|(text, cache)| text.caches.push(cache));
+    }
+    let logits = logits.value().to_f64()?;
+    let rows = logits.chunks(gpt.config().vocab_size).map(<[f64]>::to_vec);
+    for (text, logits) in texts.iter_mut().zip(logits.chunks(gpt.config().vocab_size)) {
+        text.unread = text.tokens.len();
         if let Some(bad) = logits.iter().find(|logit| !logit.is_finite()) {
-            return Err(match first_not_finite(gpt)? {
-                Some(weight) => Error::value("generate", weight),
-                None => Error::value(
-                    "generate",
-                    format!(
-                        "a logit after token {} is {bad}, though all weights are finite: {} overflows",
-                        tokens.len(),
-                        gpt.scope().dtype()
-                    ),
-                ),
-            });
-        }
-        let token = sampling.choose(&logits, tokens.len() as u64);
-        if sampling.end_of_text == Some(token) {
-            break;
-        }
-        tokens.push(token);
-        if on_token(token).is_break() {
-            break;
+            return Err(not_finite(gpt, text, *bad)?);
         }
     }
-    Ok(tokens)
+    Ok(rows.collect())
+}
+
+/// The error for a logit that is not finite.
+fn not_finite(gpt: &Gpt, text: &Text, bad: f64) -> Result<Error> {
+    Ok(match first_not_finite(gpt)? {
+        Some(weight) => Error::value("generate", weight),
+        None => Error::value(
+            "generate",
+            format!(
+                "a logit after token {} is {bad}, though all weights are finite: {} overflows",
+                text.tokens.len(),
+                gpt.scope().dtype()
+            ),
+        ),
+    })
 }
 
 #[cfg(test)]
@@ -224,75 +248,65 @@ mod tests {
         Ok(())
     }
 
+    /// Prompts of all lengths, which end, are broken off and slide at different times.
     #[test]
-    fn choices_follow_their_definitions() {
-        let logits = [0.0, 2.0, 1.0, -1.0];
-        let with =
-            |top_k, top_p| Sampling { temperature: 1.0, top_k, top_p, seed: 7, end_of_text: None };
-        let chosen = |sampling: Sampling| {
-            let mut counts = [0; 4];
-            (0..4000).for_each(|position| counts[sampling.choose(&logits, position) as usize] += 1);
-            counts
-        };
-        let sum: f64 = logits.iter().map(|x: &f64| x.exp()).sum();
-        for (count, logit) in chosen(with(None, None)).iter().zip(logits) {
-            let p = logit.exp() / sum;
-            // Five standard deviations of a binomial count.
-            assert!((f64::from(*count) - 4000.0 * p).abs() < 5.0 * (4000.0 * p * (1.0 - p)).sqrt());
-        }
-        assert_eq!(chosen(with(Some(1), None)), [0, 4000, 0, 0]);
-        let [zero, one, two, three] = chosen(with(Some(2), None));
-        assert!(zero == 0 && three == 0 && one > two && two > 0);
-        // Tokens 1 and 2 have 0.64 and 0.24 of the probability: both are needed for 0.7.
-        let [zero, one, two, three] = chosen(with(None, Some(0.7)));
-        assert!(zero == 0 && three == 0 && one > two && two > 0);
-        assert_eq!(chosen(with(None, Some(0.5))), [0, 4000, 0, 0]);
-        assert_eq!(chosen(with(None, None)), chosen(with(None, None)));
-    }
-
-    /// Over a vocabulary of which a part is sorted, choices are those of sorting all of it.
-    #[test]
-    fn sorting_a_part_chooses_as_sorting_all() {
-        let logit = |i: u64| 6.0 * RandomKey::new(5, 0, "logits").uniform(i);
-        let logits: Vec<f64> = (0..3000).map(|i| (8.0 * logit(i)).round() / 8.0).collect(); // with ties
-        let mut order: Vec<usize> = (0..logits.len()).collect();
-        order.sort_by(|&a, &b| logits[b].total_cmp(&logits[a]).then(a.cmp(&b)));
-        for temperature in [0.3, 1.0, 3.0] {
-            for (top_k, top_p) in [
-                (None, None),
-                (Some(700), None),
-                (None, Some(0.9)),
-                (Some(700), Some(0.5)),
-                (Some(5000), None),
-            ] {
-                let sampling = Sampling { temperature, top_k, top_p, seed: 3, end_of_text: None };
-                let kept = &order[..top_k.unwrap_or(3000).min(3000)];
-                let weight = |&i: &usize| ((logits[i] - logits[order[0]]) / temperature).exp();
-                let mut weights: Vec<f64> = kept.iter().map(weight).collect();
-                if let Some(p) = top_p {
-                    let (enough, mut sum) = (p * weights.iter().sum::<f64>(), 0.0);
-                    let first = weights.iter().position(|weight| {
-                        sum += weight;
-                        sum >= enough
-                    });
-                    weights.truncate(first.expect("all is enough") + 1);
-                }
-                for position in 0..200 {
-                    let uniform = RandomKey::new(3, 0, "generate").uniform(position);
-                    let mut left = uniform * weights.iter().sum::<f64>();
-                    let at = weights.iter().position(|weight| {
-                        left -= weight;
-                        left < 0.0
-                    });
-                    let want = kept[at.unwrap_or(weights.len() - 1)] as u32;
-                    assert_eq!(
-                        sampling.choose(&logits, position),
-                        want,
-                        "{sampling:?}, {position}"
-                    );
-                }
+    fn texts_of_a_batch_are_continued_as_alone() -> Result<()> {
+        for style in [GptConfig::gpt2(11, 2, 8, 2, 8), GptConfig::llama(11, 2, 8, 2, 1, 8)] {
+            let gpt = of_style(style)?;
+            let requests: Vec<GenerationRequest> = [1_u32, 5, 3, 8, 5, 12]
+                .into_iter()
+                .enumerate()
+                .map(|(index, length)| GenerationRequest {
+                    prompt: (0..length).map(|i| (i * i * 7 + index as u32) % 11).collect(),
+                    max_new_tokens: [14, 2, 0, 9, 14, 5][index],
+                    sampling: Sampling {
+                        temperature: [0.0, 1.0][index % 2],
+                        seed: index as u64,
+                        end_of_text: Some(4),
+                        ..Sampling::GREEDY
+                    },
+                })
+                .collect();
+            let until = |index: usize, token: u32| match (index, token) {
+                (4, 7) => Break(()),
+                _ => Continue(()),
+            };
+            let together = generate_batch(&gpt, &requests, until)?;
+            for (index, (request, got)) in requests.iter().zip(together).enumerate() {
+                let GenerationRequest { prompt, max_new_tokens, sampling } = request;
+                let alone =
+                    generate(&gpt, prompt, *max_new_tokens, sampling, |token| until(index, token))?;
+                assert_eq!(got, alone, "text {index}");
             }
         }
+        Ok(())
+    }
+
+    /// The next token's logits of sequences with different lengths are those of each alone, to the bit, in all dtypes.
+    #[test]
+    fn sequences_of_a_batch_do_not_change_each_other() -> Result<()> {
+        for dtype in [DType::F64, DType::F32, DType::BF16] {
+            let scope = Scope::new(&Device::cpu(2)?, dtype, 3);
+            let gpt = Gpt::new(&scope, &GptConfig::gpt2(300, 2, 64, 4, 48))?;
+            let texts = || -> Result<Vec<Text>> {
+                let text = |(index, length): (usize, u32)| {
+                    let tokens = (0..length).map(|i| (i * 37 + index as u32) % 300).collect();
+                    Ok(Text { index, tokens, caches: gpt.caches(1, 48)?, first: 0, unread: 0 })
+                };
+                [3, 30, 17, 30, 1].into_iter().enumerate().map(text).collect()
+            };
+            let take = |texts: Vec<Text>| -> Result<_> {
+                let mut texts = next_logits(&gpt, texts)?;
+                texts.iter_mut().for_each(|(text, _)| text.tokens.push(9));
+                Ok(texts.into_iter().map(|(text, _)| text).collect::<Vec<_>>())
+            };
+            let together = next_logits(&gpt, take(texts()?)?)?;
+            for (text, (_, got)) in texts()?.into_iter().zip(together) {
+                let alone = next_logits(&gpt, take(vec![text])?)?;
+                assert_eq!(got, alone[0].1, "{dtype}");
+            }
+        }
+        Ok(())
     }
 
     #[test]

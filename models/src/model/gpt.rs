@@ -319,15 +319,25 @@ impl Gpt {
         self.head_loss(&self.run_blocks(ctx, self.embed(ctx, tokens)?)?, targets)
     }
 
-    /// The logits (B, V) for the position after `tokens` (B, T), which continue the cached positions.
+    /// The logits (B, V) for the position after `tokens` (B, T), which continue the cached positions of each sequence.
     pub fn next_token_logits(
         &self,
         ctx: &Context,
         tokens: &Tensor,
         caches: &mut [KvCache],
     ) -> Result<Var> {
-        let cached = caches.first().map_or(0, KvCache::len);
-        let x = self.embed_run(ctx, tokens, cached..cached + tokens.dim(1)?)?; // (B, T, C)
+        let cached = caches.first().map_or(Vec::new(), KvCache::lens);
+        let count = tokens.dim(1)?;
+        let first = cached.first().copied().unwrap_or(0);
+        let x = match cached.iter().all(|&cached| cached == first) {
+            true => self.embed_run(ctx, tokens, first..first + count)?, // (B, T, C)
+            false => {
+                let positions = cached.iter().flat_map(|&cached| cached..cached + count);
+                let positions: Vec<u32> = positions.map(|position| position as u32).collect();
+                let run = || Tensor::constant(tokens.device(), &positions, tokens.dims());
+                self.embeddings()?.forward(ctx, tokens, count, run)?
+            }
+        };
         let x = self.transformer.forward_cached(ctx, x, caches)?;
         let (batch, length) = (x.dims()[0], x.dims()[1]);
         let last = x.narrow(1, length - 1, 1)?; // (B, 1, C)

@@ -9,6 +9,7 @@ pub mod generate;
 pub mod gpt;
 pub mod presets;
 pub(crate) mod recompute;
+pub(crate) mod sampling;
 pub(crate) mod saved_activations;
 pub(crate) mod sizes;
 pub(crate) mod training;

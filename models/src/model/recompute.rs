@@ -7,7 +7,7 @@ use std::ops::Range;
 /// The recomputation of a model's blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Recompute {
-    /// None: blocks save all activations that backward needs.
+    /// Nothing is recomputed: blocks save all activations that backward needs.
     #[default]
     None,
     /// Modules of every block: Korthikanti et al., arXiv 2205.05198, section 5.
@@ -54,7 +54,7 @@ pub struct RecomputeModules {
 /// The recomputed part of attention.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RecomputedAttention {
-    /// None.
+    /// No part of it.
     None,
     /// Attention between the two linear layers: queries, keys and values are saved; the result and the log-sum-exp
     /// are not.
@@ -66,7 +66,7 @@ pub enum RecomputedAttention {
 /// The recomputed part of the MLP.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RecomputedMlp {
-    /// None.
+    /// No part of it.
     None,
     /// The norm before it, and all of the MLP.
     Layer,

@@ -27,15 +27,15 @@ use crate::training::trainer::Trainer;
 /// Bytes that a rank sends in a step, without the scalars norm, loss and number of tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StepTraffic {
-    /// To ranks along the tensor axis.
+    /// Bytes to ranks along the tensor axis.
     pub tensor: u64,
-    /// To ranks along the context axis: keys and values.
+    /// Bytes to ranks along the context axis: keys and values.
     pub context: u64,
-    /// To adjacent pipeline stages.
+    /// Bytes to adjacent pipeline stages.
     pub pipeline: u64,
     /// Gradients and weights, to all ranks with the same parameters.
     pub data: u64,
-    /// For tensors that are sharded along the tensor axis: Adafactor's sums, and the shards of Muon's matrices.
+    /// Bytes for tensors that are sharded along the tensor axis: Adafactor's sums, and the shards of Muon's matrices.
     pub optimizer: u64,
     /// Weights, per averaging, if replicas take independent steps. Averaging is not part of a step here.
     pub average: u64,

@@ -75,7 +75,7 @@ impl BatchSize {
     /// `global` samples per update; each of `data_parallel` ranks takes `micro` at a time.
     ///
     /// # Errors
-    /// As [`BatchSize::new`].
+    /// The errors of [`BatchSize::new`].
     pub fn constant(micro: usize, data_parallel: usize, global: usize) -> Result<Self> {
         BatchSize::new(BatchSizeConfig {
             micro_batch_size: micro,

@@ -2,6 +2,7 @@
 
 use ferrotron_autograd::no_grad;
 use ferrotron_nn::{Axis, Context, Scope};
+use ferrotron_parallel::agreement::wait_for_all;
 use ferrotron_parallel::mesh::Mesh;
 use ferrotron_parallel::pipeline::{PipelineSchedule, execute};
 use ferrotron_tensor::{Device, Error, Result};
@@ -40,7 +41,8 @@ pub struct LocalModel<'a, M: Model> {
     pub mesh: &'a Mesh,
 }
 
-/// Evaluates a model on all of `samples`. All ranks of its mesh call this; `None` if one of them was asked to stop.
+/// Evaluates a model on all of `samples`. All ranks of its mesh call this; `None` if one of them was asked to stop. `done` is
+/// told how many samples are through the model, several times.
 ///
 /// Samples meet in batches of `sizes` as they do in training. The micro-batches of a global batch go through a
 /// pipeline one behind another; without a pipeline each is a batch of its own, so that a request to stop waits for
@@ -56,6 +58,7 @@ pub fn evaluate<M: Model>(
     samples: &dyn FiniteSamples,
     sizes: BatchSize,
     stop: &StopFlag,
+    mut done: impl FnMut(u64),
 ) -> Result<Option<Evaluation>> {
     let LocalModel { parts, config, scope, mesh } = *model;
     let (data, device) = (mesh.axis(Axis::Data), scope.device());
@@ -108,6 +111,7 @@ pub fn evaluate<M: Model>(
             Some(counts) => counts.add(&own),
             None => own,
         });
+        done((first + together).min(samples.len()));
     }
     stops.wait()?;
     let (Some(sums), Some(counts)) = (sums, counts) else {
@@ -117,15 +121,14 @@ pub fn evaluate<M: Model>(
     let counts = counts.sum(|count| data.sum(&host, count))?;
     let loss = LossReduction::evaluation(&counts);
     loss.check_returned(&sums, &mut Vec::new(), mesh.world())?;
-    let (sum, terms) = loss.reduce(sums.sums, mesh.world())?;
+    let (sum, terms) = loss.reduce(sums.sums, mesh.world())?.wait()?;
     let total = sum.item()? / loss.denominator;
     let terms = terms.map(|terms| terms.to_f64()).transpose()?;
     let losses = match loss.why_empty() {
         Some(why) => Err(Error::value("evaluate", why)),
         None => loss.means(total, terms.as_deref()),
     };
-    // A rank that ends with an error ends the calls of the others: all have the sums first.
-    let losses = losses.inspect_err(|_| drop(mesh.world().barrier().wait()))?;
+    let losses = losses.inspect_err(|_| wait_for_all(mesh.world()))?;
     Ok(Some(Evaluation {
         loss: total,
         perplexity: total.exp(),

@@ -1,6 +1,7 @@
 //! The loss of a step: terms, each a mean over the global batch.
 
-use ferrotron_parallel::collective::{Group, Reduction};
+use ferrotron_parallel::agreement::wait_for_all;
+use ferrotron_parallel::collective::{Group, Reduction, Work};
 use ferrotron_tensor::ops::concat::concat;
 use ferrotron_tensor::ops::reduce::sum_all;
 use ferrotron_tensor::{Device, Error, Result, Tensor};
@@ -105,8 +106,8 @@ pub(crate) struct LossReduction {
 }
 
 impl LossReduction {
-    /// For gradients over the elements `own` and reports over `all`; the two differ where replicas take steps of
-    /// their own.
+    /// The reduction for gradients over the elements `own` and reports over `all`; the two differ where replicas take
+    /// steps of their own.
     pub fn new(own: &LossCounts, all: &LossCounts, loss_scale: f64) -> LossReduction {
         // A rank may have no valid tokens if ranks take independent steps.
         let factor =
@@ -128,7 +129,7 @@ impl LossReduction {
         LossReduction { names, cotangent, relative, mean, weights, denominator }
     }
 
-    /// For an evaluation, which has no gradients.
+    /// The reduction for an evaluation, which has no gradients.
     pub fn evaluation(counts: &LossCounts) -> LossReduction {
         LossReduction::new(counts, counts, 1.0)
     }
@@ -148,20 +149,25 @@ impl LossReduction {
         ))
     }
 
-    /// Sums each term over `world`. Returns their weighted sum, a scalar to divide by the denominator, and, if there
-    /// are several, the sum of each, (terms).
-    pub fn reduce(&self, mut sums: Vec<Tensor>, world: &Group) -> Result<(Tensor, Option<Tensor>)> {
+    /// Starts to sum each term over `world`. The result is their weighted sum, a scalar to divide by the denominator, and,
+    /// if there are several, the sum of each, (terms).
+    pub fn reduce(
+        &self,
+        mut sums: Vec<Tensor>,
+        world: &Group,
+    ) -> Result<Work<(Tensor, Option<Tensor>)>> {
         if sums.len() == 1 {
-            let sum = sums.remove(0);
-            return Ok((world.all_reduce(sum, Reduction::Sum)?.wait()?, None));
+            let sum = world.all_reduce(sums.remove(0), Reduction::Sum)?;
+            return Ok(sum.map(|sum| Ok((sum, None))));
         }
         let vectors = sums.iter().map(|sum| sum.reshape(&[1])).collect::<Result<Vec<_>>>()?;
         let terms = concat(&vectors.iter().collect::<Vec<_>>(), 0)?;
-        let terms = world.all_reduce(terms, Reduction::Sum)?.wait()?;
         let factors = self.mean.iter().zip(&self.weights).map(|(mean, weight)| mean * weight);
         let factors: Vec<f64> = factors.collect();
-        let factors = Tensor::constant(terms.device(), &factors, &[factors.len()])?;
-        Ok((sum_all(&terms.mul(&factors)?)?, Some(terms)))
+        Ok(world.all_reduce(terms, Reduction::Sum)?.map(move |terms| {
+            let factors = Tensor::constant(terms.device(), &factors, &[factors.len()])?;
+            Ok((sum_all(&terms.mul(&factors)?)?, Some(terms)))
+        }))
     }
 
     /// Errors, with the same line on every rank of `world`, if no rank returned a term that has elements: it would train
@@ -197,8 +203,7 @@ impl LossReduction {
                     "`Model::loss_terms` names '{name}', and `Model::forward` did not return it on any rank: add it by \
                      `StageOutput::loss` or `with_loss`"
                 );
-                // A rank that ends with an error ends the calls of the others: all have the sums first.
-                let _ = world.barrier().wait();
+                wait_for_all(world);
                 return Err(Error::value("loss", message));
             }
         }

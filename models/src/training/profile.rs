@@ -15,12 +15,11 @@
 
 mod recorder;
 
+use ferrotron_parallel::trace::Watch;
 use ferrotron_tensor::ceilings::Ceilings;
 use ferrotron_tensor::{Error, Result};
 use serde::Serialize;
 use std::sync::Arc;
-use tracing::callsite::rebuild_interest_cache;
-use tracing::{Dispatch, dispatcher};
 
 use recorder::{Recorder, Recording};
 
@@ -31,7 +30,7 @@ pub struct Profile {
     pub steps: usize,
     /// Seconds of a step, which are more than without a profile by a few microseconds per hundred calls.
     pub s_per_step: f64,
-    /// What the machine reaches at most.
+    /// The largest rates that the machine reaches.
     pub ceilings: ProfileCeilings,
     /// The operations, the longest first.
     pub operations: Vec<OperationProfile>,
@@ -79,12 +78,7 @@ pub struct OperationProfile {
 /// Errors if `steps` does, or takes none.
 pub fn profile(ceilings: &Ceilings, steps: impl FnOnce() -> Result<()>) -> Result<Profile> {
     let recorder = Arc::new(Recorder::new(*ceilings));
-    // Two handles of one recorder: see `ferrotron_parallel::trace::Trace`.
-    let watchers = [Dispatch::new(recorder.clone()), Dispatch::new(recorder.clone())];
-    let taken = dispatcher::with_default(&watchers[0], steps);
-    drop(watchers);
-    rebuild_interest_cache();
-    taken?;
+    Watch::new(recorder.clone()).over(steps)?;
     let recording = recorder.take();
     if recording.steps == 0 {
         return Err(Error::value("profile", "there was no step of a trainer on this thread"));

@@ -54,7 +54,7 @@ pub const ORDER_STATE: &str = "order";
 /// A wait for a checkpoint is told from here on.
 const NOTICEABLE: Duration = Duration::from_millis(100);
 
-/// Why a run ended.
+/// The reason for which a run ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StopReason {
     /// All steps were taken.
@@ -63,14 +63,14 @@ pub enum StopReason {
     ExitInterval,
     /// The deadline has passed.
     Deadline,
-    /// It was asked to stop.
+    /// The run was asked to stop.
     Stopped,
 }
 
 /// The result of a run.
 #[derive(Debug)]
 pub struct RunResult {
-    /// Why it ended.
+    /// The reason for its end.
     pub stop_reason: StopReason,
     /// The evaluations of validation sets after the last step, as far as the run was not asked to stop before they were
     /// done.

@@ -31,7 +31,7 @@ use batch::BatchInFlight;
 /// Elements of the logits that are in memory at once, unless a single position has more.
 const LOGITS_AT_ONCE: usize = 1 << 24;
 
-/// How requests are scored.
+/// Options of scoring.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ScoreConfig {
     /// Requests that go through the model together.
@@ -47,7 +47,7 @@ pub struct ScoreConfig {
 /// Attention is causal, so what is padded and what else is in a batch changes no score, but by the rounding of sums.
 ///
 /// # Errors
-/// As [`check_requests`]; scores that are not finite; as the model and the communication do.
+/// The errors of [`check_requests`], of the model and of the communication; scores that are not finite.
 pub fn score(
     model: &LocalModel<Gpt>,
     requests: &[ScoreRequest],

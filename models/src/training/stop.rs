@@ -28,6 +28,14 @@ impl StopFlag {
         self.0.load(Relaxed)
     }
 
+    /// Whether any rank of `world` was asked: the same answer on every rank, which all call this and wait for one another.
+    ///
+    /// # Errors
+    /// As the communication does.
+    pub fn is_set_on_any(&self, world: &Group) -> Result<bool> {
+        self.ask_all(world, &Device::cpu(1)?)?.wait()
+    }
+
     /// Whether any rank of `world` was asked: the same answer on every rank. All ranks call this; waiting for the result
     /// waits for the other ranks. The number goes through memory of `host`.
     pub(crate) fn ask_all(&self, world: &Group, host: &Device) -> Result<Work<bool>> {

@@ -55,7 +55,7 @@ pub struct Trainer<M: Model> {
     optimizer: Optimizer,
     loss_scaler: LossScaler,
     progress: TrainState,
-    /// For numbers that ranks agree on before a step: of a GPU they would have to be waited for.
+    /// The device of numbers that ranks agree on before a step: a GPU's would have to be waited for.
     host: Device,
     /// The numbers of the step that the optimizer's kernels read.
     step: DeviceStepParams,
@@ -224,7 +224,7 @@ impl<M: Model> Trainer<M> {
         samples: &dyn FiniteSamples,
         stop: &StopFlag,
     ) -> Result<Option<Evaluation>> {
-        evaluate(&self.local_model(), samples, self.config.batch_size, stop)
+        evaluate(&self.local_model(), samples, self.config.batch_size, stop, |_| ())
     }
 
     /// This rank's chunks of the model, to evaluate it.

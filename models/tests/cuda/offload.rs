@@ -193,7 +193,7 @@ impl Subscriber for Order {
     fn exit(&self, _: &Id) {}
 }
 
-/// While backward is in one block, the one before is on its way, and none comes late.
+/// Each block is on its way while backward is in the one behind it, and none comes late.
 #[test]
 fn blocks_are_fetched_ahead() -> Result<()> {
     let gpu = ferrotron_cuda_sim::gpu("blocks_are_fetched_ahead");

@@ -111,7 +111,7 @@ fn a_step_that_is_lost_is_the_last_however_late_it_is_found() -> Result<()> {
     Ok(())
 }
 
-/// With a dynamic loss scale the host reads each step, and passes over those that overflow.
+/// The host reads each step with a dynamic loss scale, and passes over those that overflow.
 #[test]
 fn steps_that_overflow_are_passed_over_on_a_gpu() -> Result<()> {
     let test = "steps_that_overflow_are_passed_over_on_a_gpu";

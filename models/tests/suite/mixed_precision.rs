@@ -212,7 +212,7 @@ fn kept_trainer(mesh: &Mesh, sharding: Sharding, kept: &[&str]) -> Result<Traine
     Trainer::on_mesh(plain.scope(), mesh, &model(), config)
 }
 
-/// In every stage of ZeRO, with tensor parallelism and on one rank the same run, but for roundings.
+/// A run is the same, but for roundings, in every stage of ZeRO, with tensor parallelism and on one rank.
 #[test]
 fn parameters_in_f32_train_in_every_layout() -> Result<()> {
     let losses = |dp: usize, tp: usize, sharding| -> Result<Vec<f64>> {
@@ -297,7 +297,7 @@ fn patterns_that_keep_nothing_in_f32_are_refused() -> Result<()> {
     Ok(())
 }
 
-/// With a scale so small that f16 holds no gradient, nothing is learned.
+/// Nothing is learned with a scale so small that f16 holds no gradient.
 #[test]
 fn the_loss_falls_with_a_scale_and_not_without() -> Result<()> {
     let losses = |scale| -> Result<Vec<f64>> {

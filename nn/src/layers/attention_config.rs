@@ -2,7 +2,7 @@
 
 use ferrotron_tensor::ops::attention::AttentionMask;
 
-use crate::{Bias, Init, PositionBias, RopeScaling};
+use crate::{Bias, Init, NormGain, PositionBias, RopeScaling};
 
 /// Configuration of an [`Attention`](crate::Attention).
 ///
@@ -47,6 +47,8 @@ pub struct AttentionConfig {
     /// RMSNorm of each head's queries and of its keys, before the rotation, with a weight of D for all heads. The
     /// number is added to the mean of the squares (Qwen 3).
     pub qk_norm: Option<f64>,
+    /// The gain of those norms: their weight, or 1 + weight (Gemma 3).
+    pub qk_norm_gain: NormGain,
     /// Probability that an attention weight is dropped.
     pub dropout: f64,
     /// Initialisation of the first layer.
@@ -79,6 +81,7 @@ impl AttentionConfig {
             rotary_dim: None,
             position_bias: None,
             qk_norm: None,
+            qk_norm_gain: NormGain::Weight,
             dropout: 0.0,
             init,
             residual_init: init,

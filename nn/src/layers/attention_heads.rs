@@ -5,7 +5,7 @@ use ferrotron_autograd::Var;
 use ferrotron_autograd::ops::attention::{packed_attention, packed_attention_with_bias};
 use ferrotron_autograd::ops::concat::concat;
 use ferrotron_tensor::ops::attention::{
-    AttentionConfig as Scores, AttentionDropout, AttentionMask, KeyRanges, attention, split_packed,
+    AttentionConfig as Scores, AttentionDropout, AttentionMask, KeyRanges,
 };
 use ferrotron_tensor::{At, Error, RandomKey, Result, ShardSpec, Tensor};
 use std::ops::Range;
@@ -21,7 +21,7 @@ use crate::{
 #[derive(Debug, Clone, Module)]
 pub struct AttentionHeads {
     path: String,
-    /// None without dropout.
+    /// `None` without dropout.
     #[module(skip)]
     dropout_site: Option<RandomSite>,
     config: AttentionConfig,
@@ -102,7 +102,8 @@ impl AttentionHeads {
         };
         let shared_by_ranks = shared_by_ranks(scope, heads, &held);
         let norm = |name| {
-            config.qk_norm.map(|eps| RmsNorm::new(&shared_by_ranks.child(name), head_dim, eps))
+            let (scope, gain) = (shared_by_ranks.child(name), config.qk_norm_gain);
+            config.qk_norm.map(|eps| RmsNorm::with_gain(&scope, head_dim, eps, gain))
         };
         Ok(AttentionHeads {
             path: scope.path().to_string(),
@@ -157,47 +158,24 @@ impl AttentionHeads {
     ) -> Result<Var> {
         let key = self.dropout_key(ctx);
         let scores = self.attention_config(ctx, key, &ctx.sequence, &ctx.sequence)?;
-        let (heads, groups) = (self.heads(), self.groups());
-        let Some(cache) = cache else {
-            check_positions(&qkv, &ctx.sequence)?;
-            let qkv = self.prepare(qkv, &ctx.sequence)?;
-            let positions: Vec<usize> = ctx.sequence.coordinates().collect();
-            return match self.bias(ctx, bias, &positions, &positions)? {
-                Some(bias) => {
-                    let scores = Scores { diagonals: None, ..scores };
-                    packed_attention_with_bias(&qkv, &bias, heads, groups, &scores)
-                }
-                None if self.has_slopes() && scores.diagonals.is_none() => {
-                    let message = "slopes by distance need one run of positions: shard sequences by `ContextParallel`";
-                    Err(Error::shape("attention", message))
-                }
-                None => packed_attention(&qkv, heads, groups, &scores),
-            }; // (B, T, H D)
-        };
-        let option = match (self.config.mask, &ctx.key_ranges) {
-            (AttentionMask::None, _) => Some("attention that is not causal"),
-            (_, Some(_)) => Some("key lengths or documents"),
-            _ => None,
-        };
-        if let Some(option) = option {
-            let message = format!("{option} and a cache of keys and values do not go together");
-            return Err(Error::config("attention", message));
+        if let Some(cache) = cache {
+            return self.attend_cached(ctx, qkv, bias, cache, scores);
         }
-        let positions = qkv.value().dim(1)?;
-        let keys: Vec<usize> = (0..cache.len() + positions).collect();
-        let bias = self.bias(ctx, bias, &keys[cache.len()..], &keys)?;
-        let diagonals = match &bias {
-            None => self.diagonals((cache.len(), positions), (0, keys.len()))?,
-            Some(_) => None,
-        };
-        let scores = Scores { bias: bias.map(Var::into_value), diagonals, ..scores };
-        let qkv = self.prepare(qkv, &DimShard::part(cache.capacity(), cache.len(), positions))?;
-        // (B, T, H, D), (B, T, G, D) twice
-        let (q, k, v) = split_packed(qkv.value(), heads, groups)?;
-        let (k, v) = cache.append(&k, &v)?; // (B, S, G, D)
-        let (y, _) = attention(&q, &k, &v, &scores)?; // (B, T, H, D)
-        let joined = [y.dims()[0], positions, heads * self.config.head_dim];
-        Ok(Var::constant(y.reshape(&joined)?))
+        let (heads, groups) = (self.heads(), self.groups());
+        check_positions(&qkv, &ctx.sequence)?;
+        let qkv = self.prepare(qkv, &ctx.sequence)?;
+        let positions: Vec<usize> = ctx.sequence.coordinates().collect();
+        match self.bias(ctx, bias, &positions, &positions)? {
+            Some(bias) => {
+                let scores = Scores { diagonals: None, ..scores };
+                packed_attention_with_bias(&qkv, &bias, heads, groups, &scores)
+            }
+            None if self.has_slopes() && scores.diagonals.is_none() => {
+                let message = "slopes by distance need one run of positions: shard sequences by `ContextParallel`";
+                Err(Error::shape("attention", message))
+            }
+            None => packed_attention(&qkv, heads, groups, &scores),
+        } // (B, T, H D)
     }
 
     /// Normalizes the queries and keys of a packed projection and rotates them by their `positions`. Returns it unchanged
@@ -261,7 +239,11 @@ impl AttentionHeads {
     }
 
     /// ALiBi of runs (start, length) of queries and keys.
-    fn diagonals(&self, queries: (usize, usize), keys: (usize, usize)) -> Result<Option<Tensor>> {
+    pub(crate) fn diagonals(
+        &self,
+        queries: (usize, usize),
+        keys: (usize, usize),
+    ) -> Result<Option<Tensor>> {
         let bias = self.position_bias.as_ref();
         Ok(bias.map(|bias| bias.diagonals(queries, keys)).transpose()?.flatten())
     }

@@ -10,7 +10,7 @@ use crate::{Context, Mode, Module, RandomSite, Scope};
 #[derive(Debug, Clone, Module)]
 pub struct Dropout {
     path: String,
-    /// None with a probability of 0.
+    /// `None` with a probability of 0.
     #[module(skip)]
     site: Option<RandomSite>,
     p: f64,

@@ -4,11 +4,18 @@ use ferrotron_tensor::{DType, Device, Error, Result, Tensor};
 
 use crate::AttentionConfig;
 
-/// Keys and values of the positions seen so far, for generation.
+/// Keys and values of the positions seen so far, for generation: those of each sequence by themselves, so that sequences
+/// of a batch may have different lengths.
 #[derive(Debug, Clone)]
 pub struct KvCache {
-    keys: Tensor,   // (B, capacity, G, D)
-    values: Tensor, // (B, capacity, G, D)
+    sequences: Vec<CachedSequence>,
+}
+
+/// Keys and values of one sequence.
+#[derive(Debug, Clone)]
+pub(crate) struct CachedSequence {
+    keys: Tensor,   // (1, capacity, G, D)
+    values: Tensor, // (1, capacity, G, D)
     len: usize,
 }
 
@@ -22,41 +29,75 @@ impl KvCache {
         capacity: usize,
         config: &AttentionConfig,
     ) -> Result<KvCache> {
-        let dims = [batch, capacity, config.groups, config.head_dim];
-        Ok(KvCache {
-            keys: Tensor::zeros(device, dtype, &dims)?,
-            values: Tensor::zeros(device, dtype, &dims)?,
-            len: 0,
-        })
+        let dims = [1, capacity, config.groups, config.head_dim];
+        let sequence = |_| {
+            Ok(CachedSequence {
+                keys: Tensor::zeros(device, dtype, &dims)?,
+                values: Tensor::zeros(device, dtype, &dims)?,
+                len: 0,
+            })
+        };
+        Ok(KvCache { sequences: (0..batch).map(sequence).collect::<Result<_>>()? })
     }
 
-    /// The most positions that it can hold.
+    /// The cache of the sequences of `parts`, in order.
+    pub fn join(parts: impl IntoIterator<Item = KvCache>) -> KvCache {
+        KvCache { sequences: parts.into_iter().flat_map(|part| part.sequences).collect() }
+    }
+
+    /// A cache for each sequence.
+    pub fn split(self) -> Vec<KvCache> {
+        let alone = |sequence| KvCache { sequences: vec![sequence] };
+        self.sequences.into_iter().map(alone).collect()
+    }
+
+    /// The most positions of a sequence that it can hold.
     pub fn capacity(&self) -> usize {
-        self.keys.dims()[1]
+        self.sequences.first().map_or(0, CachedSequence::capacity)
     }
 
-    /// Number of cached positions.
+    /// Number of cached positions, of the longest sequence.
     pub fn len(&self) -> usize {
-        self.len
+        self.lens().into_iter().max().unwrap_or(0)
+    }
+
+    /// Number of cached positions of each sequence.
+    pub fn lens(&self) -> Vec<usize> {
+        self.sequences.iter().map(CachedSequence::len).collect()
     }
 
     /// Returns whether the cache is empty.
     pub fn is_empty(&self) -> bool {
-        self.len == 0
+        self.len() == 0
     }
 
     /// Removes all positions and keeps the memory.
     pub fn clear(&mut self) {
-        self.len = 0;
+        self.sequences.iter_mut().for_each(|sequence| sequence.len = 0);
     }
 
-    /// Appends keys and values (B, T, G, D), and returns all cached ones.
+    /// The sequences.
+    pub(crate) fn sequences_mut(&mut self) -> &mut [CachedSequence] {
+        &mut self.sequences
+    }
+}
+
+impl CachedSequence {
+    pub(crate) fn capacity(&self) -> usize {
+        self.keys.dims()[1]
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Appends keys and values (1, T, G, D), and returns all cached ones.
     pub(crate) fn append(&mut self, keys: &Tensor, values: &Tensor) -> Result<(Tensor, Tensor)> {
         let (start, count) = (self.len, keys.dims()[1]);
-        if start + count > self.keys.dims()[1] {
+        if start + count > self.capacity() {
             return Err(Error::shape(
                 "kv_cache",
-                format!("{start} + {count} positions exceed the room for {}", self.keys.dims()[1]),
+                format!("{start} + {count} positions exceed the room for {}", self.capacity()),
             ));
         }
         self.keys.narrow_mut(1, start, count, |place| place.copy_from(keys))?;

@@ -8,9 +8,9 @@ use crate::{Init, Module, Param, Scope, WeightDecay};
 /// Whether a layer has a bias.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Bias {
-    /// With a bias, initialised to zeros.
+    /// Has a bias, initialised to zeros.
     Yes,
-    /// Without a bias.
+    /// Has no bias.
     No,
 }
 

@@ -4,6 +4,7 @@ pub(crate) mod attention;
 pub(crate) mod attention_bias;
 pub(crate) mod attention_config;
 pub(crate) mod attention_heads;
+pub(crate) mod cached_attention;
 pub(crate) mod cross_attention;
 pub(crate) mod dropout;
 pub(crate) mod embedding;

@@ -111,9 +111,9 @@ impl RmsNorm {
     reason = "a model has few norms, and its tensors are elsewhere"
 )]
 pub enum Norm {
-    /// With mean and optional bias.
+    /// Subtracts the mean; has a bias if asked for.
     Layer(LayerNorm),
-    /// Without mean and bias.
+    /// Subtracts no mean and has no bias.
     Rms(RmsNorm),
 }
 

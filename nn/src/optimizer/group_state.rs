@@ -34,7 +34,7 @@ pub(super) struct GroupState {
     pub moments: Vec<Moment>,
     /// States that only some of the blocks have, or that have fewer than one number per element.
     reduced: Vec<Moment>,
-    /// For each block its states, as declared: the index among all moments, and the range.
+    /// The states of each block, as declared: the index among all moments, and the range.
     slots: Vec<Vec<(usize, usize)>>,
     pub master: Option<Moment>,
     /// The moving average of the weights.

@@ -13,7 +13,7 @@ pub(super) struct GroupTensors<'a> {
     groups: &'a [ParamAndGradBucket],
     unused: &'a [Vec<String>],
     states: &'a mut [GroupState],
-    /// For each block its group, its index there, and its elements among those that this rank updates.
+    /// The group of each block, its index there, and its elements among those that this rank updates.
     blocks: Vec<(usize, usize, Range<usize>)>,
 }
 

@@ -16,7 +16,7 @@ pub enum WeightUpdate {
 /// The rounding of updated weights to 16 bits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Rounding {
-    /// To nearest even.
+    /// Rounds to nearest even.
     #[default]
     Nearest,
     /// Stochastic rounding: up or down at random with expectation equal to the value, by the element's index in the

@@ -93,14 +93,14 @@ pub enum Unused {
 /// The state of a bucket that is sharded: the stages of ZeRO, Rajbhandari et al., arXiv 1910.02054.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub enum Sharding {
-    /// None: stage 0.
+    /// No state: stage 0.
     #[default]
     None,
     /// The optimizer state: stage 1.
     Optimizer,
-    /// Also gradients: stage 2.
+    /// Gradients too: stage 2.
     Gradients,
-    /// Also weights: stage 3.
+    /// Weights too: stage 3.
     Weights,
 }
 

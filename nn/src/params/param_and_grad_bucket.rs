@@ -42,7 +42,7 @@ pub struct ParamAndGradBucket {
     /// This rank's index among the sharding ranks.
     rank: usize,
     unused: Unused,
-    /// For each parameter whether any rank contributed to its gradient, once its reduction has told.
+    /// Whether any rank contributed to each parameter's gradient, once its reduction has told.
     contributed: Mutex<Option<Vec<bool>>>,
 }
 

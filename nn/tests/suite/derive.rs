@@ -132,7 +132,7 @@ fn plain_data_is_skipped() -> Result<()> {
     Ok(())
 }
 
-/// Not a module. A type parameter without a module in any visited field needs no bound.
+/// A type that is not a module. A type parameter without a module in any visited field needs no bound.
 struct Kind;
 
 #[derive(Module)]

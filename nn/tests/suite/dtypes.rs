@@ -16,7 +16,7 @@ struct Model {
     norm_f: RmsNorm,
 }
 
-/// In bf16, with f32 for the parameters of `kept`.
+/// A model in bf16, with f32 for the parameters of `kept`.
 fn model(kept: &[&str]) -> Result<Model> {
     let scope = Scope::new(&Device::cpu(2)?, DType::BF16, 7);
     let scope = scope.with_accumulator_dtype(&ParamPatterns::new(kept.iter().copied())?);

@@ -58,7 +58,7 @@ fn linear_layers_and_norms() -> Result<()> {
     Ok(())
 }
 
-/// In 16 bits 1 + w is computed in f32, and both norms begin as the same function.
+/// Both norms begin as the same function, and 1 + w is computed in f32 where weights have 16 bits.
 #[test]
 fn a_gain_around_one_keeps_small_weights() -> Result<()> {
     let device = Device::cpu(1)?;
@@ -134,6 +134,10 @@ fn attention_configs() -> Vec<AttentionConfig> {
                     head_dim: 4,
                     rotary_dim: rotary_base.map(|_| 2),
                     qk_norm: Some(1e-5),
+                    qk_norm_gain: match dropout > 0.0 {
+                        true => NormGain::OnePlusWeight,
+                        false => NormGain::Weight,
+                    },
                     ..config
                 });
             }

@@ -72,6 +72,22 @@ pub enum Op {
 }
 
 impl Op {
+    /// The name of each operation.
+    pub const NAMES: [&str; 12] = [
+        "all_reduce",
+        "all_gather",
+        "reduce_scatter",
+        "broadcast",
+        "reduce",
+        "gather",
+        "scatter",
+        "all_to_all",
+        "send",
+        "recv",
+        "send_recv",
+        "barrier",
+    ];
+
     /// The operation's name, as in an error message.
     pub fn name(self) -> &'static str {
         match self {

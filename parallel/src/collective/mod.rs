@@ -10,6 +10,7 @@
 //! Below a group is a [`Collective`], the backend that carries out [`Call`]s on [`Memory`].
 
 mod call;
+pub(crate) mod direct;
 mod fake;
 mod group;
 mod host;

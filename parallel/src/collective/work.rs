@@ -10,7 +10,31 @@ use super::Memory;
 
 /// Time for which a thread that waits for the other one of its rank polls before it sleeps. Waking takes longer than
 /// many calls; polling any longer would take a core from working threads.
-pub const SPIN_TIME: Duration = Duration::from_micros(30);
+const SPIN_TIME: Duration = Duration::from_micros(30);
+
+/// Time of a yield in which another thread has run on this core. More threads than cores are awake then, and one that
+/// polls only takes turns from them.
+const TURN: Duration = Duration::from_micros(5);
+
+/// Polling before a thread sleeps.
+pub struct Polling {
+    until: Instant,
+}
+
+impl Polling {
+    /// Polling from now on.
+    pub fn start() -> Polling {
+        Polling { until: Instant::now() + SPIN_TIME }
+    }
+
+    /// Yields to threads that compute. Returns whether to poll on after one more look.
+    pub fn pause(&self) -> bool {
+        let before = Instant::now();
+        yield_now();
+        let now = Instant::now();
+        now < self.until && now - before < TURN
+    }
+}
 
 /// A call that is under way. It owns its memory; [`Work::wait`] gives the result. Work that is not waited
 /// for runs to its end all the same.
@@ -35,11 +59,12 @@ impl Work<Memory> {
         let gone = |_| Error::communication("collective", "the rank's progress thread has ended");
         let wait = move || {
             let _span = trace_span!("wait").entered();
-            let asleep = Instant::now() + SPIN_TIME;
-            while Instant::now() < asleep {
+            let polling = Polling::start();
+            let mut polls = true;
+            while polls {
                 match receiver.try_recv() {
                     Ok(result) => return result,
-                    Err(TryRecvError::Empty) => yield_now(),
+                    Err(TryRecvError::Empty) => polls = polling.pause(),
                     Err(TryRecvError::Disconnected) => break,
                 }
             }

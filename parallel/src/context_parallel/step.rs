@@ -14,7 +14,7 @@ pub(super) struct RingStep {
     pub keys: usize,
     /// The positions of these keys.
     pub columns: DimShard,
-    /// Without a bias of all positions.
+    /// The options without a bias of all positions.
     pub config: AttentionConfig,
 }
 

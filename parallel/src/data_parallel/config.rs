@@ -44,11 +44,11 @@ impl Default for DataParallelConfig {
 /// Whether replicas are compared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum ReplicaCheck {
-    /// Only by [`DataParallel::check_replicas`](super::DataParallel::check_replicas).
+    /// Checks only by [`DataParallel::check_replicas`](super::DataParallel::check_replicas).
     #[default]
     Off,
-    /// At the end of every [`DataParallel::finish_step`](super::DataParallel::finish_step). Each rank reads its weights and gradients and sends a
-    /// digest of each parameter: for tests, and for the first steps of a new model.
+    /// Checks at the end of every [`DataParallel::finish_step`](super::DataParallel::finish_step). Each rank reads its
+    /// weights and gradients and sends a digest of each parameter: for tests, and for the first steps of a new model.
     EveryStep,
 }
 

@@ -6,7 +6,7 @@ use ferrotron_tensor::{Error, Result};
 use std::collections::BTreeSet;
 
 use super::config::DataParallelConfig;
-use crate::agreement::{Facts, agree, digest, gather_values};
+use crate::agreement::{Facts, agree, digest, gather_values, wait_for_all};
 use crate::mesh::Mesh;
 
 /// Largest difference of the factor of gradients between ranks, relative to it: groups may add the parts of the norm in
@@ -86,8 +86,7 @@ fn check_params(params: &[Param], mesh: &Mesh) -> Result<()> {
     let (one, other) = (&all[first(rank)], &all[rank]);
     let at = one.iter().zip(other).take_while(|(one, other)| one == other).count();
     let shown = |params: &[String]| params.get(at).map_or("absent".into(), String::clone);
-    // A rank that ends with an error ends the calls of the others, which must have the parameters first.
-    drop(world.barrier().wait());
+    wait_for_all(world);
     let message = format!(
         "parameter {} is {} on rank {} and {} on rank {rank}: ranks of a pipeline stage need the same parameters in the \
          same order",

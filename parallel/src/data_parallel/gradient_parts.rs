@@ -12,7 +12,7 @@ use std::sync::atomic::Ordering;
 
 use super::replicas::{digest_of, map_pieces};
 use super::{DataParallel, ReplicaCheck};
-use crate::agreement::{digest, gather_values};
+use crate::agreement::{digest, gather_values, wait_for_all};
 use crate::mesh::ParallelDims;
 use crate::tensor_parallel::SequenceParallel;
 
@@ -33,7 +33,7 @@ struct PartsOfRank {
 enum Parts {
     /// No parameter has such gradients.
     Absent,
-    /// They are 0, or overflowed.
+    /// The sums are 0, or overflowed.
     Unknown,
     /// Each is the same on all ranks.
     Same,
@@ -62,8 +62,7 @@ impl DataParallel {
         let stages = (0..layout.size(Axis::Pipeline)).map(|stage| compare(layout, &all, stage));
         let stages: Vec<Parts> = stages.collect();
         if let Some(stage) = stages.iter().position(|parts| *parts == Parts::Same) {
-            // A rank that ends with an error ends the calls of the others: all have the digests first.
-            drop(mesh.world().barrier().wait());
+            wait_for_all(mesh.world());
             let told = of_stage(layout, &all, stage).find(|(_, told)| told.digest.is_some());
             return Err(no_cut(told.map(|(_, told)| told), size));
         }
@@ -76,7 +75,7 @@ impl DataParallel {
         let all = gather_values(ranks, &own)?;
         match own.iter().find(|part| all.iter().all(|rank| rank.contains(part))) {
             Some((name, _)) => {
-                drop(ranks.barrier().wait());
+                wait_for_all(ranks);
                 Err(whole(name, size))
             }
             None => Ok(()),

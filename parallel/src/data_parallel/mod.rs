@@ -249,7 +249,7 @@ impl DataParallel {
         self.shared.begin_step(microbatches);
     }
 
-    /// To be called after the backward of each micro-batch. If gradients are sharded, reduces those of the
+    /// Ends the backward of a micro-batch; call it after each. If gradients are sharded, reduces those of the
     /// micro-batch and frees their memory.
     pub fn end_backward(&self) -> Result<()> {
         if self.shared.keeps_gradients() {
@@ -263,7 +263,7 @@ impl DataParallel {
         }
     }
 
-    /// To be called after the last backward of a step. Waits until every gradient is summed over all ranks with a
+    /// Ends the step; call it after its last backward. Waits until every gradient is summed over all ranks with a
     /// partial gradient.
     ///
     /// Errors, naming them, if parameters got fewer or more contributions than they have uses, and with

@@ -6,7 +6,7 @@ use ferrotron_tensor::{Error, Result};
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 
-use crate::agreement::gather_values;
+use crate::agreement::{gather_values, wait_for_all};
 use crate::mesh::Mesh;
 
 /// The names of a stage.
@@ -51,8 +51,7 @@ pub(super) fn check_stages(params: &[Param], mesh: &Mesh) -> Result<()> {
             check_option_patterns(&patterns.collect::<Vec<_>>(), count)
         }
     };
-    // A rank that ends with an error ends the calls of the others, which must have the names first.
-    checked.inspect_err(|_| drop(stages.barrier().wait()))
+    checked.inspect_err(|_| wait_for_all(stages))
 }
 
 /// The first parameter that stages share wrongly.

@@ -7,12 +7,13 @@ use ferrotron_tensor::DType;
 
 use super::DataParallel;
 use super::sharded_weights::{PrefetchWindow, lines};
+use crate::collective::direct::gathered_rows;
 use crate::collective::{Group, partition_range};
 
 /// Bytes that a rank sends for gradients and weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ExpectedTraffic {
-    /// To the ranks along the batch axes (data and context).
+    /// Bytes to the ranks along the batch axes (data and context).
     pub batch: u64,
     /// Bytes to other holders of the same parameters. They are along the tensor axis for norms with sequence
     /// parallelism, and at the other end of the pipeline for tied embeddings.
@@ -52,12 +53,12 @@ impl DataParallel {
             let dtype = lock(&group.gradients).dtype();
             let gradient = dtype.size();
             let (scattered, gathered) = match group.owners.is_empty() {
-                true => (scatter(batch, len), gather(batch, len)),
+                true => (scatter(batch, len), gather(batch, len, weight)),
                 false => (reduce(batch, group, dtype), broadcast(batch, group)),
             };
             let sent = match shared.sharding() {
-                Sharding::None if shared.is_local() => weight * (scattered + gathered),
-                Sharding::None => gradient * (scattered + gathered),
+                Sharding::None if shared.is_local() => all_reduce(batch, len, weight),
+                Sharding::None => all_reduce(batch, len, gradient),
                 Sharding::Optimizer => gradient * scattered + weight * gathered,
                 Sharding::Gradients => microbatches * gradient * scattered + weight * gathered,
                 Sharding::Weights => {
@@ -68,8 +69,7 @@ impl DataParallel {
             for (axis, ranks) in shared.holders() {
                 if group.grad_partial.contains(axis) {
                     let len = if shared.keeps_gradients() { len } else { group.owned.len() };
-                    let sent = gradient * (scatter(ranks, len) + gather(ranks, len));
-                    to_holders += sent * steps;
+                    to_holders += all_reduce(ranks, len, gradient) * steps;
                 }
             }
         }
@@ -82,11 +82,13 @@ impl DataParallel {
         let ranks = self.shared.mesh.axis(Axis::Tensor);
         let sent = |exchange: ExchangeSize| {
             let ExchangeSize { numel, dtype, gathered_dim } = exchange;
-            dtype.size()
-                * match gathered_dim {
-                    None => scatter(ranks, numel) + gather(ranks, numel),
-                    Some(len) => gather(ranks, len) * numel.checked_div(len).unwrap_or(0),
+            match gathered_dim {
+                None => all_reduce(ranks, numel, dtype.size()),
+                Some(len) => {
+                    let row = dtype.size() * numel.checked_div(len).unwrap_or(0);
+                    row * gather(ranks, len, row)
                 }
+            }
         };
         optimizer.shard_exchanges().into_iter().map(sent).sum::<usize>() as u64
     }
@@ -133,10 +135,14 @@ fn scatter(ranks: &Group, len: usize) -> usize {
     if ranks.size() == 1 { 0 } else { len - own.len() }
 }
 
-/// Elements that this rank sends in an all-gather: every shard but the next rank's.
-fn gather(ranks: &Group, len: usize) -> usize {
-    let next = partition_range(len, ranks.size(), (ranks.rank() + 1) % ranks.size());
-    if ranks.size() == 1 { 0 } else { len - next.len() }
+/// Rows of `bytes` bytes that this rank sends in an all-gather of `rows` rows.
+fn gather(ranks: &Group, rows: usize, bytes: usize) -> usize {
+    gathered_rows(ranks.size(), ranks.rank(), rows, bytes)
+}
+
+/// Bytes that this rank sends in an all-reduce of `len` elements of `bytes` bytes.
+fn all_reduce(ranks: &Group, len: usize, bytes: usize) -> usize {
+    bytes * (scatter(ranks, len) + gather(ranks, len, bytes))
 }
 
 /// Elements that this rank sends when each parameter is reduced to its owner: all but its own. Sums of 16-bit numbers

@@ -8,6 +8,7 @@ use ferrotron_tensor::{Device, Error, Result, Tensor};
 use super::DataParallel;
 use super::equal_ranks::{difference, equal_numbers};
 use super::shard_exchange::TensorAxis;
+use crate::agreement::wait_for_all;
 use crate::collective::{Group, Reduction, Work};
 
 impl DataParallel {
@@ -60,8 +61,7 @@ impl DataParallel {
             number => Some(format!("rank {} refuses it, and says why", number - 1.0)),
         };
         let Some(message) = message else { return own };
-        // A rank that ends with an error ends the calls of the others, which must have the numbers first.
-        ranks.iter().for_each(|ranks| drop(ranks.barrier().wait()));
+        ranks.iter().for_each(|ranks| wait_for_all(ranks));
         own?;
         let number = optimizer.steps() + 1;
         let message =

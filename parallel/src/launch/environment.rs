@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 
 use super::JOB_SECRET;
 use super::job_id::{self, NamesJobs};
+use super::ports::first_connection_port;
 use super::slurm;
 use super::variables::{Variables, refuse};
 
@@ -37,7 +38,7 @@ struct Launcher {
     job: NamesJobs,
 }
 
-/// In order of precedence. Slurm comes last: where mpirun runs in a job of Slurm, the ranks inherit the
+/// Launchers in order of precedence. Slurm comes last: where mpirun runs in a job of Slurm, the ranks inherit the
 /// variables of the task that started them.
 const LAUNCHERS: &[Launcher] = &[
     // torchrun and `launch`.
@@ -185,11 +186,20 @@ impl RankEnvironment {
     /// Returns the port at which rank 0 listens: `asked`, else the port after `MASTER_PORT`, else one from the job's
     /// id. That is 20000 + the first 8 bytes of its SHA-256, as a big-endian number, modulo 9000.
     ///
+    /// If all ranks are on this machine, and the system may give the port after `MASTER_PORT` to any connection (as
+    /// behind the port that `torchrun --standalone` finds), the port is the one of the job's id and `MASTER_PORT`, with a
+    /// blank between them.
+    ///
     /// Errors if none of these is there, or is no port.
     pub fn rendezvous_port(&self, asked: Option<u16>) -> Result<u16> {
+        let one_machine = self.local_size == Some(self.world_size);
+        let of_connections = |port| one_machine && port >= first_connection_port() - 1;
         match (asked, self.master_port, &self.job_id) {
             (Some(0), ..) => Err(refuse("--rendezvous-port must be positive, got 0".to_string())),
             (Some(port), ..) => Ok(port),
+            (None, Some(port), Some(job_id)) if of_connections(port) => {
+                Ok(job_id::port(&format!("{job_id} {port}")))
+            }
             (None, Some(port), _) => port.checked_add(1).ok_or_else(|| {
                 refuse(format!(
                     "there is no port behind MASTER_PORT {port}: give --rendezvous-port"

@@ -17,7 +17,7 @@ const PORTS: Range<u16> = 20_000..29_000;
 pub enum NamesJobs {
     /// torchrun, by its rendezvous. `launch`, and ranks that are started by hand, have a secret instead.
     Torchrun,
-    /// By the first of these variables that is set.
+    /// The first of these variables that is set.
     By(&'static str, &'static [&'static str]),
     /// Slurm, by job and step.
     Slurm,

@@ -1,11 +1,10 @@
 //! Starts the ranks of a job on this machine and watches over them.
 
-use ferrotron_tensor::{Error, Result};
+use ferrotron_tensor::Result;
 use rustix::process::Signal;
 use std::ffi::OsString;
 use std::fmt::Write as _;
 use std::io::Write;
-use std::net::TcpListener;
 use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
@@ -14,10 +13,11 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use super::lines::Lines;
+use super::ports::free_port;
 use super::rank_process::{RankProcess, describe};
 use super::signals::SignalFlags;
 use super::stopped_ranks::StoppedRanks;
-use super::{COMMUNICATION_FAILED, INTERRUPTED, JOB_SECRET, SAME_INTERRUPT};
+use super::{COMMUNICATION_FAILED, INTERRUPTED, JOB_SECRET, SAME_INTERRUPT, random_bytes};
 use crate::descriptors;
 
 /// Pause between looks at the ranks.
@@ -29,9 +29,6 @@ const KILL_AFTER: Duration = Duration::from_secs(5);
 
 /// Exit code that stands for SIGKILL.
 const KILLED: u8 = 128 + Signal::KILL.as_raw() as u8;
-
-/// Services mostly have ports below this.
-const LOWEST_PORT: u16 = 10_000;
 
 /// The job to start.
 #[derive(Debug, Clone)]
@@ -276,43 +273,12 @@ fn summary(ends: &[End]) -> JobEnd {
     }
 }
 
-/// A value for MASTER_PORT such that the port after it is free on this machine. The system does not give that port to
-/// connections, so that no process gets it by chance before rank 0 listens there.
-fn free_port() -> Result<u16> {
-    let none = |error| Error::io("launch", format!("no port of 127.0.0.1 is free: {error}"));
-    let bind = |port| TcpListener::bind(("127.0.0.1", port)).and_then(|l| l.local_addr());
-    let ports = LOWEST_PORT..first_connection_port();
-    // Another job may look for one at the same moment, so each begins somewhere else.
-    for _ in 0..if ports.is_empty() { 0 } else { 100 } {
-        let random = u16::from_le_bytes(random_bytes()?);
-        if let Ok(free) = bind(ports.start + random % ports.len() as u16) {
-            return Ok(free.port() - 1);
-        }
-    }
-    // Next to none is left by the system's settings.
-    Ok(bind(0).map_err(none)?.port() - 1)
-}
-
-/// The first port that the system gives to connections.
-fn first_connection_port() -> u16 {
-    let range = std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range");
-    let first = range.ok().and_then(|range| range.split_whitespace().next()?.parse().ok());
-    first.unwrap_or(32_768) // Linux's own choice
-}
-
 /// 128 random bits.
 fn secret() -> Result<String> {
     Ok(random_bytes::<16>()?.iter().fold(String::new(), |mut text, byte| {
         let _ = write!(text, "{byte:02x}");
         text
     }))
-}
-
-fn random_bytes<const N: usize>() -> Result<[u8; N]> {
-    let mut bytes = [0; N];
-    getrandom::fill(&mut bytes)
-        .map_err(|error| Error::io("launch", format!("the system has no random bytes: {error}")))?;
-    Ok(bytes)
 }
 
 #[cfg(test)]

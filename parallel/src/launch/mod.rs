@@ -14,6 +14,7 @@ mod environment;
 mod job_id;
 mod launcher;
 mod lines;
+mod ports;
 mod rank_process;
 mod signals;
 mod slurm;
@@ -24,6 +25,7 @@ pub use environment::RankEnvironment;
 pub use launcher::{JobEnd, LaunchConfig, launch};
 pub use signals::{SignalFlags, stop_signals};
 
+use ferrotron_tensor::{Error, Result};
 use std::time::Duration;
 
 /// The environment variable that holds the job's secret.
@@ -39,3 +41,11 @@ pub const INTERRUPTED: u8 = 130;
 /// Time behind a first Ctrl-C within which another one is the same request: `timeout -s INT` sends SIGINT to its child and
 /// again to the process group.
 pub const SAME_INTERRUPT: Duration = Duration::from_secs(1);
+
+/// `N` bytes that nobody can foresee.
+fn random_bytes<const N: usize>() -> Result<[u8; N]> {
+    let mut bytes = [0; N];
+    getrandom::fill(&mut bytes)
+        .map_err(|error| Error::io("launch", format!("the system has no random bytes: {error}")))?;
+    Ok(bytes)
+}

@@ -31,6 +31,7 @@
 
 mod clock;
 mod recorder;
+mod watch;
 
 use ferrotron_nn::Axis;
 use ferrotron_tensor::{Device, Result, Tensor};
@@ -38,23 +39,22 @@ use std::fs::File;
 use std::io::{self, BufWriter, Read, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use tracing::callsite::rebuild_interest_cache;
-use tracing::{Dispatch, dispatcher};
 
 use crate::collective::Group;
 use crate::mesh::Mesh;
 use crate::output_file::{self, unwritable};
 use recorder::Recorder;
+pub use watch::Watch;
 
 /// Bytes that are sent at a time to the rank that writes the file.
 const CHUNK: usize = 1 << 20;
 
 const OPERATION: &str = "trace";
 
-/// With what every file begins; behind it comes the name of a rank, if any could be recorded.
+/// The beginning of every file; behind it comes the name of a rank, if any could be recorded.
 const BEGIN: &str = "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n";
 
-/// With what every file ends.
+/// The end of every file.
 const END: &[u8] = b"\n]}\n";
 
 /// The trace of one rank. See the [module](self).
@@ -77,13 +77,10 @@ const END: &[u8] = b"\n]}\n";
 /// ```
 pub struct Trace {
     recorder: Arc<Recorder>,
-    /// Two handles of the same recorder. While there is a single one in the process, tracing-core 0.1 asks the
-    /// thread that first comes by a span whether it is watched, and takes the answer for all threads:
-    /// tokio-rs/tracing, issue 3611.
-    watchers: [Dispatch; 2],
+    watch: Watch,
     world: Group,
     device: Device,
-    /// On rank 0: the file that all events go to in the end.
+    /// The file that all events go to in the end, on rank 0.
     target: Option<(PathBuf, File)>,
 }
 
@@ -107,14 +104,14 @@ impl Trace {
         let temporary = std::env::temp_dir();
         let part = tempfile::tempfile().map_err(|e| unwritable(OPERATION, &temporary, &e))?;
         let recorder = Arc::new(Recorder::new(mesh.rank(), &rank_name(mesh), zero, part));
-        let watchers = [Dispatch::new(recorder.clone()), Dispatch::new(recorder.clone())];
+        let watch = Watch::new(recorder.clone());
         let (world, device) = (mesh.world().clone(), device.clone());
-        Ok(Trace { recorder, watchers, world, device, target })
+        Ok(Trace { recorder, watch, world, device, target })
     }
 
     /// Runs `f` and writes down what happens on this thread, and through [`Device::run`] on the device's.
     pub fn record<R>(&self, f: impl FnOnce() -> R) -> R {
-        dispatcher::with_default(&self.watchers[0], f)
+        self.watch.over(f)
     }
 
     /// Ends the trace. All ranks call this; when rank 0 returns, the file is complete.
@@ -123,9 +120,7 @@ impl Trace {
     /// and everybody else's part is written all the same. Else as the communication does.
     pub fn finish(self) -> Result<()> {
         let part = self.recorder.finish();
-        drop(self.watchers);
-        // tracing-core does not notice by itself that there is no subscriber any more.
-        rebuild_interest_cache();
+        drop(self.watch);
         let mut part = Part::new(part);
         let joined = match self.target {
             None => send(&mut part, &self.world, &self.device),

@@ -58,7 +58,7 @@ macro_rules! for_every_backend {
                 groups_of_one_name_are_told_apart,
             );
             cases!(turns: a_huge_call_does_not_keep_another_group_waiting,);
-            cases!(traffic: bytes_are_those_of_the_ring, bytes_are_counted_by_operation,);
+            cases!(traffic: bytes_are_those_of_the_algorithm, bytes_are_counted_by_operation,);
             cases!(faults:
                 a_different_operation_is_named,
                 a_different_dtype_is_named,

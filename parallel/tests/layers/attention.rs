@@ -133,7 +133,7 @@ fn position_biases_in_every_layout() -> Result<()> {
     Ok(())
 }
 
-/// In 16 bits the ring rounds each block's result once; sums over the ring are made in f32.
+/// The ring rounds each block's result once in 16 bits; sums over the ring are made in f32.
 #[test]
 fn the_ring_in_other_types() -> Result<()> {
     let (heads, groups, width, length) = (4, 2, 8, 24);

@@ -1,31 +1,16 @@
 //! Counts the collectives of a layer of attention and MLP: exactly those of Megatron-LM's papers.
 
 use ferrotron_autograd::{Leaf, WeightGrads, backward};
-use ferrotron_parallel::collective::Group;
+use ferrotron_parallel::collective::{Group, Op};
 use ferrotron_parallel::tensor_parallel::SequenceParallel;
 use ferrotron_tensor::Result;
 
 use crate::block::{BLOCKS, ParallelBlock};
 use crate::ranks::*;
 
-const OPERATIONS: [&str; 12] = [
-    "all_reduce",
-    "all_gather",
-    "reduce_scatter",
-    "broadcast",
-    "reduce",
-    "gather",
-    "scatter",
-    "all_to_all",
-    "send",
-    "recv",
-    "send_recv",
-    "barrier",
-];
-
 /// Calls of every operation so far.
 fn calls(group: &Group) -> [u64; 12] {
-    OPERATIONS.map(|operation| group.traffic().calls_and_bytes(operation).0)
+    Op::NAMES.map(|operation| group.traffic().calls_and_bytes(operation).0)
 }
 
 /// The counts of so many all-reduces, all-gathers and reduce-scatters, and nothing else.

@@ -106,7 +106,7 @@ fn pipelines_go_with_data_parallel_ranks() {
     }
 }
 
-/// With one micro-batch, sums are made in the same order in every sharding; without clipping nothing else depends on
+/// Sums of one micro-batch are made in the same order in every sharding; without clipping nothing else depends on
 /// the owners.
 #[test]
 fn shardings_agree_bitwise() {

@@ -38,7 +38,7 @@ fn synchronizing_every_step_is_the_synchronous_path() {
     }
 }
 
-/// After two steps of their own on each of three ranks, the weights are the mean of what three serial runs
+/// The weights after two steps of their own on each of three ranks are the mean of what three serial runs
 /// have; and again.
 #[test]
 fn two_steps_alone_then_the_mean() -> Result<()> {

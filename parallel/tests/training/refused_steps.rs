@@ -106,7 +106,7 @@ enum Clip {
     No,
 }
 
-/// Also where only one rank sees the NaN: a stage of a pipeline, or the owner of a shard.
+/// All ranks stop, too, where only one sees the NaN: a stage of a pipeline, or the owner of a shard.
 #[test]
 fn a_gradient_that_is_not_finite_on_one_rank_stops_all() -> Result<()> {
     let along_data = Sharding::ALL.map(|sharding| (ParallelDims::new(2, 1, 1, 1), sharding));
@@ -146,7 +146,7 @@ fn a_gradient_that_is_not_finite_on_one_rank_stops_all() -> Result<()> {
     Ok(())
 }
 
-/// In a loop of one's own, nothing else compares them.
+/// Nothing else compares them in a loop of one's own.
 #[test]
 fn ranks_with_other_numbers_of_a_step_are_refused() -> Result<()> {
     let adamw = |beta1| match OptimizerConfig::ADAMW {
@@ -205,7 +205,7 @@ fn ranks_with_other_numbers_of_a_step_are_refused() -> Result<()> {
     Ok(())
 }
 
-/// Also where one rank forgets it, and sums along other axes are still to be made.
+/// The same where one rank forgets it, and sums along other axes are still to be made.
 #[test]
 fn gradients_that_are_not_reduced_are_refused() -> Result<()> {
     for forgetful in [&[0, 1][..], &[0]] {

@@ -222,7 +222,7 @@ fn a_parameter_of_two_stages_must_be_declared() -> Result<()> {
     Ok(())
 }
 
-/// On one stage, the scope refuses the second layer.
+/// The scope refuses the second layer on one stage.
 #[test]
 fn random_layers_on_one_path_of_two_stages_are_refused() -> Result<()> {
     let device = Device::cpu(1)?;
@@ -259,7 +259,7 @@ fn replicas_with_other_values_are_named() -> Result<()> {
     Ok(())
 }
 
-/// On any axis: ranks along the tensor axis may hold shards only, and stages other parameters.
+/// Ranks are compared along any axis: those along the tensor axis may hold shards only, and stages other parameters.
 #[test]
 fn ranks_with_other_seeds_or_configurations_are_refused() -> Result<()> {
     let device = Device::cpu(1)?;

@@ -36,7 +36,7 @@ pub enum Recompute {
 pub enum Tied {
     /// Held by both ends of the pipeline.
     Ends,
-    /// On the only stage, and a parameter like any other.
+    /// A parameter like any other, on the only stage.
     Here,
     No,
 }
@@ -135,7 +135,7 @@ impl Toy {
         self.blocks.iter().filter(move |_| again).map(|block| block as &dyn Module)
     }
 
-    /// From tokens or the activation before to the activation behind or the summed loss.
+    /// Computes the activation behind, or the summed loss, from tokens or the activation before.
     pub fn run(&self, sample: &Microbatch, input: Option<Var>) -> Result<Var> {
         let mut x = match (input, &self.table) {
             (Some(x), _) => x,

@@ -254,7 +254,7 @@ fn the_next_weights_are_gathered_while_the_last_are_in_use() {
     });
 }
 
-/// Along the tensor axis each rank sends its part of an activation, and the receivers gather.
+/// Each rank along the tensor axis sends its part of an activation, and the receivers gather.
 #[test]
 fn activations_are_scattered_along_the_tensor_axis() {
     let sent = |tensor: usize| {

@@ -71,8 +71,8 @@ impl ModelArgs {
             (self.num_query_groups.is_some(), "--num-query-groups", "leave it out"),
             (self.kv_channels.is_some(), "--kv-channels", width),
             (rotary, "--position-embedding-type rope", learned),
-            (self.rotary_base != 10_000.0, "--rotary-base", learned),
-            (self.rotary_percent != 1.0, "--rotary-percent", learned),
+            (self.rotary_base.is_some(), "--rotary-base", learned),
+            (self.rotary_percent.is_some(), "--rotary-percent", learned),
             (self.use_rope_scaling, "--use-rope-scaling", learned),
             (self.use_parallel_residual, "--use-parallel-residual", "leave it out"),
             (self.window_size.is_some(), "--window-size", everywhere),
@@ -90,6 +90,7 @@ impl ModelArgs {
             (rms, "--normalization RMSNorm", "norms are LayerNorm: leave it out"),
             (self.swiglu, "--swiglu", "use --activation gelu-tanh, gelu-erf or relu"),
             (self.disable_bias_linear, "--disable-bias-linear", biases),
+            (self.disable_bias_norm, "--disable-bias-norm", biases),
             (untied, "--untie-embeddings-and-output-weights", tied),
         ])
     }

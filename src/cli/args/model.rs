@@ -4,9 +4,11 @@ use clap::{Args, ValueEnum};
 use ferrotron::models::gpt::{
     ActivationKind, GptConfig, Normalization, PositionEmbedding, WindowPattern,
 };
-use ferrotron::models::presets::{Preset, PresetFamily};
+use ferrotron::models::presets::{PRESETS, Preset, PresetFamily};
 use ferrotron::nn::RopeScaling;
 use ferrotron::{Error, Result};
+
+use crate::cli::options::spellings;
 
 /// The family whose choices are the defaults.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -15,7 +17,7 @@ pub enum Architecture {
     Gpt2,
     /// Rotary positions, RMSNorm, SwiGLU, no biases, a head of its own.
     Llama,
-    /// As llama, with GeGLU, tied and scaled embeddings, norms around attention and MLP, soft caps, and windows.
+    /// Adds to llama GeGLU, tied and scaled embeddings, norms around attention and MLP, soft caps, and windows.
     Gemma2,
     /// Attention to all positions, masked tokens, the order of two segments.
     Bert,
@@ -38,9 +40,9 @@ pub enum NormalizationArg {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum NormPlacementArg {
-    /// Before attention and MLP, as in Megatron-LM.
+    /// Norms before attention and MLP, as in Megatron-LM.
     Pre,
-    /// Behind the residual additions, as in the original BERT.
+    /// Norms behind the residual additions, as in the original BERT.
     Post,
 }
 
@@ -82,10 +84,11 @@ pub enum TrainTask {
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Model")]
 pub struct ModelArgs {
-    /// A published size by name, such as gpt2-124m or gemma2-2b; the other options change it
+    /// A published model by name, such as gpt2-124m, llama3-8b, qwen3-0.6b or pythia-70m, without its tokenizer; the other
+    /// options change it
     #[arg(long, value_name = "NAME")]
     pub preset: Option<String>,
-    /// Family whose choices are the defaults; presets of Gemma 2 are of gemma2
+    /// Family whose choices are the defaults; a preset brings its own
     #[arg(long, value_enum, default_value = "gpt2")]
     pub architecture: Architecture,
     /// Number of transformer blocks [default: 4, or the preset's]
@@ -110,18 +113,18 @@ pub struct ModelArgs {
     /// Tokens per training sequence [default: 64, or the preset's]
     #[arg(long, value_name = "N")]
     pub seq_length: Option<usize>,
-    /// Longest sequence that the model takes [default: the training length]
+    /// Longest sequence that the model takes [default: the training length, or the preset's]
     #[arg(long, value_name = "N")]
     pub max_position_embeddings: Option<usize>,
     /// Kind of position embedding [default: learned-absolute; llama, gemma2: rope]
     #[arg(long, value_enum)]
     pub position_embedding_type: Option<PositionArg>,
-    /// Base of the rotary angles
-    #[arg(long, value_name = "X", default_value_t = 10_000.0)]
-    pub rotary_base: f64,
-    /// Fraction of each head that is rotated: less than 1 in GPT-NeoX
-    #[arg(long, value_name = "X", default_value_t = 1.0)]
-    pub rotary_percent: f64,
+    /// Base of the rotary angles [default: 10000, or the preset's]
+    #[arg(long, value_name = "X")]
+    pub rotary_base: Option<f64>,
+    /// Fraction of each head that is rotated: less than 1 in GPT-NeoX [default: 1, or the preset's]
+    #[arg(long, value_name = "X")]
+    pub rotary_percent: Option<f64>,
     /// Scale the rotary frequencies for long sequences, as in Llama 3.1
     #[arg(long)]
     pub use_rope_scaling: bool,
@@ -137,9 +140,9 @@ pub struct ModelArgs {
     /// Original length of --use-rope-scaling: longest sequence of the training before it
     #[arg(long, value_name = "N", default_value_t = 8192, requires = "use_rope_scaling")]
     pub rope_scaling_original_length: usize,
-    /// Sliding window: keys that a query sees, its own among them; Mistral has 4096 [default: all earlier
-    /// ones; gemma2: 4096]
-    #[arg(long, value_name = "N")]
+    /// Sliding window: keys that a query sees, its own among them; Mistral has 4096. Megatron-LM's pair A,0 is A + 1
+    /// [default: all earlier ones; gemma2: 4096; or the preset's]
+    #[arg(long, value_name = "N", allow_hyphen_values = true, value_parser = spellings::window_size)]
     pub window_size: Option<usize>,
     /// Leave the window out in every block of this number, or where a list such as 1,1,0 of all blocks has 0 [default:
     /// in no block; gemma2: 2]
@@ -200,9 +203,12 @@ pub struct ModelArgs {
     /// SwiGLU in the MLP, which is 8/3 hidden wide, rounded down to a multiple of 64, unless --ffn-hidden-size is given
     #[arg(long, conflicts_with = "activation")]
     pub swiglu: bool,
-    /// No biases in linear layers and norms; llama and gemma2 have none
+    /// No biases in linear layers; llama and gemma2 have none
     #[arg(long)]
     pub disable_bias_linear: bool,
+    /// No biases in LayerNorms; RMSNorms never have one
+    #[arg(long)]
+    pub disable_bias_norm: bool,
     /// Give the head a weight of its own; llama has one
     #[arg(long)]
     pub untie_embeddings_and_output_weights: bool,
@@ -216,6 +222,15 @@ pub struct ModelArgs {
     #[arg(long, value_name = "P", default_value_t = 0.0)]
     pub attention_dropout: f64,
 }
+
+/// The sizes of the model that is trained without options.
+const SMALL: Preset = Preset {
+    num_layers: 4,
+    hidden_size: 128,
+    num_attention_heads: 4,
+    seq_length: 64,
+    ..PRESETS[0]
+};
 
 impl ModelArgs {
     /// Tokens per training sequence.
@@ -235,18 +250,33 @@ impl ModelArgs {
     /// The family whose choices are the defaults.
     ///
     /// # Errors
-    /// A preset of another family; an unknown preset.
-    pub fn architecture(&self) -> Result<Architecture> {
-        match (self.architecture, self.preset()?) {
-            (Architecture::Gpt2, Some(preset)) if preset.family == PresetFamily::Gemma2 => {
-                Ok(Architecture::Gemma2)
+    /// A preset of another family; an unknown preset; a BERT.
+    fn family(&self) -> Result<PresetFamily> {
+        let (family, option) = match self.architecture {
+            Architecture::Bert => {
+                let message = "this command is for GPTs: gpt2, llama or gemma2";
+                return Err(Error::config("--architecture bert", message));
             }
-            (Architecture::Llama, Some(preset)) if preset.family == PresetFamily::Gemma2 => {
-                let message =
-                    format!("'{}' is of --architecture gemma2: leave llama out", preset.name);
-                Err(Error::config("--preset", message))
-            }
-            (architecture, _) => Ok(architecture),
+            Architecture::Gpt2 => (PresetFamily::Gpt2, "gpt2"),
+            Architecture::Llama => (PresetFamily::Llama, "llama"),
+            Architecture::Gemma2 => (PresetFamily::Gemma2, "gemma2"),
+        };
+        // The sizes of a GPT-2 may be those of a model of another family.
+        match self.preset()? {
+            Some(preset) if preset.family != PresetFamily::Gpt2 => match family {
+                PresetFamily::Gpt2 => Ok(preset.family),
+                family if family == preset.family => Ok(family),
+                _ => {
+                    let own = match preset.family {
+                        PresetFamily::Gemma2 => "--architecture gemma2",
+                        PresetFamily::GptNeox => "the family GPT-NeoX",
+                        _ => "--architecture llama",
+                    };
+                    let message = format!("'{}' is of {own}: leave {option} out", preset.name);
+                    Err(Error::config("--preset", message))
+                }
+            },
+            _ => Ok(family),
         }
     }
 
@@ -255,7 +285,9 @@ impl ModelArgs {
     /// Errors if it is shorter than those of training.
     pub fn positions(&self) -> Result<usize> {
         let length = self.seq_length()?;
-        let positions = self.max_position_embeddings.unwrap_or(length);
+        let longest = self.preset()?.and_then(|preset| preset.max_position_embeddings);
+        let proposed = longest.map_or(length, |longest| longest.max(length));
+        let positions = self.max_position_embeddings.unwrap_or(proposed);
         if positions < length {
             let message = format!("{positions} is less than --seq-length {length}");
             return Err(Error::config("--max-position-embeddings", message));
@@ -272,48 +304,44 @@ impl ModelArgs {
     /// The GPT for a vocabulary of `vocab_size` tokens.
     pub fn config(&self, vocab_size: usize) -> Result<GptConfig> {
         self.refuse_options_of_bert()?;
-        let preset = self.preset()?;
-        let layers = self.num_layers.or(preset.map(|p| p.num_layers)).unwrap_or(4);
-        let hidden = self.hidden_size.or(preset.map(|p| p.hidden_size)).unwrap_or(128);
-        let heads = self.num_attention_heads.or(preset.map(|p| p.num_attention_heads)).unwrap_or(4);
-        let groups = self.num_query_groups.or(preset.and_then(|p| p.num_query_groups));
-        let groups = groups.unwrap_or(heads);
-        let positions = self.max_position_embeddings.unwrap_or(self.seq_length()?);
-        let mut config = match self.architecture()? {
-            Architecture::Bert => {
-                let message = "this command is for GPTs: gpt2, llama or gemma2";
-                return Err(Error::config("--architecture bert", message));
-            }
-            Architecture::Gpt2 => GptConfig::gpt2(vocab_size, layers, hidden, heads, positions),
-            Architecture::Llama => {
-                GptConfig::llama(vocab_size, layers, hidden, heads, groups, positions)
-            }
-            Architecture::Gemma2 => {
-                GptConfig::gemma2(vocab_size, layers, hidden, heads, groups, positions)
-            }
+        let preset = self.preset()?.unwrap_or(SMALL);
+        let sizes = Preset {
+            family: self.family()?,
+            vocab_size,
+            num_layers: self.num_layers.unwrap_or(preset.num_layers),
+            hidden_size: self.hidden_size.unwrap_or(preset.hidden_size),
+            num_attention_heads: self.num_attention_heads.unwrap_or(preset.num_attention_heads),
+            num_query_groups: self.num_query_groups.or(preset.num_query_groups),
+            max_position_embeddings: Some(match self.max_position_embeddings {
+                Some(positions) => positions,
+                None => self.positions()?,
+            }),
+            ..preset
         };
-        config.num_query_groups = groups;
-        config.rotary_base = self.rotary_base;
-        config.rotary_percent = self.rotary_percent;
-        config.rope_scaling = self.use_rope_scaling.then_some(RopeScaling {
-            factor: self.rope_scaling_factor,
-            low_freq_factor: self.rope_scaling_low_freq_factor,
-            high_freq_factor: self.rope_scaling_high_freq_factor,
-            original_max_position_embeddings: self.rope_scaling_original_length,
-        });
-        config.use_parallel_residual = self.use_parallel_residual;
+        let hidden = sizes.hidden_size;
+        let mut config = sizes.config();
+        config.rotary_base = self.rotary_base.unwrap_or(config.rotary_base);
+        config.rotary_percent = self.rotary_percent.unwrap_or(config.rotary_percent);
+        if self.use_rope_scaling {
+            config.rope_scaling = Some(RopeScaling {
+                factor: self.rope_scaling_factor,
+                low_freq_factor: self.rope_scaling_low_freq_factor,
+                high_freq_factor: self.rope_scaling_high_freq_factor,
+                original_max_position_embeddings: self.rope_scaling_original_length,
+            });
+        }
+        config.use_parallel_residual |= self.use_parallel_residual;
         config.window_size = self.window_size.or(config.window_size);
         if let Some(pattern) = &self.window_attn_skip_freq {
             config.window_attn_skip_freq = Some(pattern.clone());
         }
-        config.query_pre_attn_scalar =
-            self.query_pre_attn_scalar.or(preset.and_then(|p| p.query_pre_attn_scalar));
+        config.query_pre_attn_scalar = self.query_pre_attn_scalar.or(config.query_pre_attn_scalar);
         config.attn_logit_softcapping =
             self.attn_logit_softcapping.or(config.attn_logit_softcapping);
         config.final_logit_softcapping =
             self.final_logit_softcapping.or(config.final_logit_softcapping);
-        config.qk_layernorm = self.qk_layernorm;
-        config.add_qkv_bias = self.add_qkv_bias;
+        config.qk_layernorm |= self.qk_layernorm;
+        config.add_qkv_bias |= self.add_qkv_bias;
         config.add_attention_bias = self.add_attention_bias;
         config.add_mlp_bias = self.add_mlp_bias;
         config.norm_epsilon = self.norm_epsilon.unwrap_or(config.norm_epsilon);
@@ -323,16 +351,15 @@ impl ModelArgs {
         config.init_method_std = self.init_method_std;
         config.hidden_dropout = self.hidden_dropout;
         config.attention_dropout = self.attention_dropout;
+        let norms_have_biases = config.add_bias && !self.disable_bias_norm;
         config.add_bias &= !self.disable_bias_linear;
         config.tie_embeddings &= !self.untie_embeddings_and_output_weights;
-        match self.ffn_hidden_size.or(preset.and_then(|p| p.ffn_hidden_size)) {
-            Some(width) => config.ffn_hidden_size = width,
-            None if self.swiglu => config.ffn_hidden_size = swiglu_width(hidden)?,
-            None => {}
+        match (self.ffn_hidden_size, preset.ffn_hidden_size) {
+            (Some(width), _) => config.ffn_hidden_size = width,
+            (None, None) if self.swiglu => config.ffn_hidden_size = swiglu_width(hidden)?,
+            (None, _) => {}
         }
-        if let Some(width) = self.kv_channels.or(preset.and_then(|p| p.kv_channels)) {
-            config.kv_channels = width;
-        }
+        config.kv_channels = self.kv_channels.unwrap_or(config.kv_channels);
         if let Some(position) = self.position_embedding_type {
             config.position_embedding_type = match position {
                 PositionArg::LearnedAbsolute => PositionEmbedding::LearnedAbsolute,
@@ -344,6 +371,10 @@ impl ModelArgs {
                 NormalizationArg::LayerNorm => Normalization::LayerNorm,
                 NormalizationArg::RmsNorm => Normalization::RmsNorm,
             };
+        }
+        if config.normalization == Normalization::LayerNorm {
+            config.add_norm_bias =
+                (norms_have_biases != config.add_bias).then_some(norms_have_biases);
         }
         config.activation = self.activation_kind().unwrap_or(config.activation);
         config.validate()?;

@@ -42,9 +42,6 @@ pub enum ModuleArg {
 pub struct ParallelArgs {
     #[command(flatten)]
     pub ranks: RankArgs,
-    /// Ranks that each have some positions of every sequence
-    #[arg(long, value_name = "N", default_value_t = 1)]
-    pub context_parallel_size: usize,
     /// Cut activations between tensor-parallel layers along the sequence
     #[arg(long)]
     pub sequence_parallel: bool,
@@ -88,10 +85,10 @@ pub struct ParallelArgs {
 impl ParallelArgs {
     /// Sizes of the axes for `world` ranks.
     pub fn layout(&self, world: usize) -> Result<ParallelDims> {
-        self.ranks.layout(world, self.context_parallel_size)
+        self.ranks.layout(world)
     }
 
-    /// Among one rank there is nothing to cut.
+    /// Whether positions are cut; one rank has nothing to cut.
     pub fn sequence(&self) -> SequenceParallel {
         match self.sequence_parallel && self.ranks.tensor_model_parallel_size > 1 {
             true => SequenceParallel::On,

@@ -83,7 +83,7 @@ impl PrecisionArgs {
             .map_err(|error| Error::config("--keep-in-fp32", error.context()))
     }
 
-    /// In which type gradients are summed.
+    /// The type in which gradients are summed.
     pub fn gradients(&self) -> GradDType {
         match self.grad_reduce_in_bf16 {
             true => GradDType::Weight,

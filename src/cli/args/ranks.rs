@@ -24,8 +24,11 @@ pub struct RankArgs {
     /// Ranks that each have some of the layers, one behind another
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub pipeline_model_parallel_size: usize,
+    /// Ranks that each have some positions of every sequence
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub context_parallel_size: usize,
     /// Port at which rank 0 listens for the others [default: MASTER_PORT + 1, or one that follows from the id that the
-    /// launcher gives the job]
+    /// launcher gives the job, if there is no MASTER_PORT or the system may give the port behind it to connections]
     #[arg(long, value_name = "PORT")]
     pub rendezvous_port: Option<u16>,
     /// Minutes that ranks wait for one another, to meet and in each call, and that ranks of --nproc have to save and
@@ -39,9 +42,9 @@ pub struct RankArgs {
 }
 
 impl RankArgs {
-    /// Sizes of the axes for `world` ranks, of which `context` share each sequence.
-    pub fn layout(&self, world: usize, context: usize) -> Result<ParallelDims> {
-        let tensor = self.tensor_model_parallel_size;
+    /// Sizes of the axes for `world` ranks.
+    pub fn layout(&self, world: usize) -> Result<ParallelDims> {
+        let (tensor, context) = (self.tensor_model_parallel_size, self.context_parallel_size);
         let layout = ParallelDims::new(world, tensor, context, self.pipeline_model_parallel_size);
         layout.map_err(|error| match world {
             1 => {

@@ -42,7 +42,7 @@ pub struct TensorboardArgs {
 }
 
 impl TensorboardArgs {
-    /// What is written for a run of `world_size` ranks, if anything.
+    /// The event files of a run of `world_size` ranks, if any are written.
     pub fn config(&self, world_size: usize) -> Option<TensorboardConfig> {
         Some(TensorboardConfig {
             folder: self.tensorboard_dir.clone()?,

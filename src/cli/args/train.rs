@@ -24,6 +24,9 @@ use crate::cli::args::run::RunArgs;
 use crate::cli::args::tensorboard::TensorboardArgs;
 use crate::cli::options::spellings::SpellingArgs;
 
+/// The option that begins a run within its order.
+const CONSUMED: &str = "--consumed-train-samples";
+
 #[derive(Debug, Clone, Args)]
 pub struct TrainArgs {
     #[command(flatten)]
@@ -104,6 +107,10 @@ pub struct OptimizationArgs {
     /// Samples to train on instead, as many whole steps as fit; the learning rate counts samples then
     #[arg(long, value_name = "N")]
     train_samples: Option<u64>,
+    /// Begin a new run behind the first N samples of its order, at the step and learning rate of a run that has consumed
+    /// them
+    #[arg(long, value_name = "N")]
+    consumed_train_samples: Option<u64>,
     /// Seed of weights, dropout and order of the data
     #[arg(long, value_name = "N", default_value_t = 1234)]
     pub seed: u64,
@@ -199,6 +206,59 @@ impl OptimizationArgs {
             execution: ExecutionMode::Eager,
             saves: SaveMode::Blocking,
         })
+    }
+
+    /// The progress with which a new run begins.
+    ///
+    /// # Errors
+    /// Samples beyond the end of the run, or that end within a step whose number decides the learning rate.
+    pub fn start(&self, trainer: &TrainerConfig) -> Result<TrainState> {
+        let Some(consumed_samples) = self.consumed_train_samples else {
+            return Ok(TrainState::default());
+        };
+        let sizes = &trainer.batch_size;
+        let refuse = |message: String| Err(Error::config(CONSUMED, message));
+        let steps = self.train_iters(&trainer.parallel);
+        let step = sizes.steps_within(0, consumed_samples);
+        let is_over = match self.train_samples {
+            Some(samples) => sizes.steps_within(consumed_samples, samples) == 0,
+            None => step >= steps,
+        };
+        if is_over {
+            let (option, length) = match self.train_samples {
+                Some(samples) => ("--train-samples", samples),
+                None => ("--train-iters", steps),
+            };
+            return refuse(format!(
+                "no step is left behind {consumed_samples} samples of a run of {option} {length}: the length is that of \
+                 the whole run, with the samples consumed"
+            ));
+        }
+        let ends_a_step =
+            consumed_samples == 0 || sizes.steps_within(0, consumed_samples - 1) + 1 == step;
+        if self.train_samples.is_none() && !ends_a_step {
+            let full = sizes.full_batch_size() as u64;
+            let nearby = match self.rampup_batch_size {
+                None => {
+                    let before = consumed_samples / full * full;
+                    format!("give {before} or {}", before + full)
+                }
+                Some(_) => "give the samples at the end of a step".to_string(),
+            };
+            return refuse(format!(
+                "{consumed_samples} samples end within step {}, and with --train-iters the learning rate counts steps: \
+                 {nearby}, or the length by --train-samples",
+                step + 1
+            ));
+        }
+        let every = trainer.parallel.data_parallel.synchronize_every as u64;
+        if !step.is_multiple_of(every) {
+            return refuse(format!(
+                "the run would begin behind step {step}, but replicas are the same only after each {every} steps: leave \
+                 --local-sgd-steps out"
+            ));
+        }
+        Ok(TrainState { step, consumed_samples, ..TrainState::default() })
     }
 
     fn frozen(&self) -> Result<ParamPatterns> {

@@ -3,15 +3,15 @@
 mod args;
 mod bert;
 mod tasks;
+mod with_progress;
 
 use ferrotron::models::data::{
     Blend, BlendConfig, BlendedDataset, DataConfig, DocumentConfig, DocumentSamples, FiniteSamples,
     TokenSource, Validation,
 };
-use ferrotron::models::evaluate::{Evaluation, LocalModel, evaluate};
+use ferrotron::models::evaluate::Evaluation;
 use ferrotron::models::finite::first_not_finite;
 use ferrotron::models::gpt::Gpt;
-use ferrotron::models::stop::StopFlag;
 use ferrotron::models::tokenizer::Tokenizer;
 use ferrotron::tensor::At;
 use ferrotron::{Error, Result};
@@ -21,6 +21,7 @@ use std::process::ExitCode;
 
 pub use args::EvalArgs;
 use args::SplitPart;
+use with_progress::evaluate_with_progress;
 
 use crate::cli::args::data::{DataArgs, DataSource};
 use crate::cli::corpus;
@@ -247,14 +248,7 @@ impl Batches {
         place: &ModelRank,
         samples: &dyn FiniteSamples,
     ) -> Result<Evaluation> {
-        // A signal ends the process: there is nothing to save.
-        let never = StopFlag::default();
-        let Loaded { model, config, scope, .. } = loaded;
-        let (parts, mesh) = (std::slice::from_ref(model), &place.mesh);
-        let sizes = place.batch_size(self.micro_batch_size)?;
-        let model = LocalModel { parts, config, scope, mesh };
-        let found = evaluate(&model, samples, sizes, &never)?;
-        Ok(found.expect("an evaluation that is not asked to stop has a result"))
+        evaluate_with_progress(loaded, samples, self.micro_batch_size, place)
     }
 
     fn first_bad_batch(

@@ -1,7 +1,9 @@
 //! `ferrotron generate`.
 
 use clap::Args;
-use ferrotron::models::generate::{Sampling, generate as continue_tokens};
+use ferrotron::models::generate::{
+    GenerationRequest, Sampling, generate as continue_tokens, generate_batch,
+};
 use ferrotron::models::gpt::Gpt;
 use ferrotron::models::tokenizer::Tokenizer;
 use ferrotron::tensor::At;
@@ -20,9 +22,12 @@ pub struct GenerateArgs {
     /// Run folder, checkpoint or Hugging Face folder of a GPT [default: the newest of runs/]
     #[arg(long, value_name = "PATH")]
     load: Option<PathBuf>,
-    /// Text to continue [default: a line break, or the first token where there is none]
-    #[arg(long, value_name = "TEXT")]
-    prompt: Option<String>,
+    /// Text to continue; several are continued together [default: a line break, or the first token where there is none]
+    #[arg(long, value_name = "TEXT", num_args = 1..)]
+    prompt: Vec<String>,
+    /// File of texts to continue, one a line
+    #[arg(long, value_name = "FILE", conflicts_with = "prompt")]
+    prompts_file: Option<PathBuf>,
     /// Tokens to add
     #[arg(long, value_name = "N", default_value_t = 300)]
     max_new_tokens: usize,
@@ -45,7 +50,7 @@ pub struct GenerateArgs {
     device: DeviceArgs,
 }
 
-/// Continues the prompt and prints each piece as it comes.
+/// Continues the prompt and prints each piece as it comes; several prompts together, printing all texts at the end.
 pub fn generate(args: &GenerateArgs) -> Result<ExitCode> {
     let path = named_or_newest(args.load.as_ref())?;
     if is_bert(&path)? {
@@ -59,14 +64,6 @@ pub fn generate(args: &GenerateArgs) -> Result<ExitCode> {
             format!("{0} has no tokenizer: put its tokenizer.json into {0}", path.display());
         Error::config("--load", message)
     })?;
-    let prompt = match args.prompt.as_deref() {
-        Some("") => {
-            let message = "is empty: name a text, or leave it out to begin with a line break";
-            return Err(Error::config("--prompt", message));
-        }
-        Some(text) => tokenizer.encode(text).at("--prompt")?,
-        None => line_break(&tokenizer),
-    };
     let sampling = Sampling {
         temperature: args.temperature,
         top_k: args.top_k,
@@ -75,13 +72,53 @@ pub fn generate(args: &GenerateArgs) -> Result<ExitCode> {
         end_of_text: tokenizer.end_of_text(),
     };
     sampling.validate()?; // before anything is printed
-    let mut printer = Printer::new(&tokenizer, &prompt);
-    let all = continue_tokens(&gpt, &prompt, args.max_new_tokens, &sampling, |token| {
-        printer.push(token);
-        ControlFlow::Continue(())
-    });
-    printer.finish();
-    all.map(|_| ExitCode::SUCCESS)
+    let prompts = prompts(args, &tokenizer)?;
+    if let [prompt] = &prompts[..] {
+        let mut printer = Printer::new(&tokenizer, prompt);
+        let all = continue_tokens(&gpt, prompt, args.max_new_tokens, &sampling, |token| {
+            printer.push(token);
+            ControlFlow::Continue(())
+        });
+        printer.finish();
+        return all.map(|_| ExitCode::SUCCESS);
+    }
+    let request = |prompt: &Vec<u32>| GenerationRequest {
+        prompt: prompt.clone(),
+        max_new_tokens: args.max_new_tokens,
+        sampling,
+    };
+    let requests: Vec<GenerationRequest> = prompts.iter().map(request).collect();
+    let texts = generate_batch(&gpt, &requests, |_, _| ControlFlow::Continue(()))?;
+    for (index, text) in texts.iter().enumerate() {
+        output::line(&format!("--- text {} of {}", index + 1, texts.len()));
+        output::line(&tokenizer.decode(text));
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The tokens of each text to continue.
+fn prompts(args: &GenerateArgs, tokenizer: &Tokenizer) -> Result<Vec<Vec<u32>>> {
+    if let Some(path) = &args.prompts_file {
+        let refuse =
+            |why: String| Error::config("--prompts-file", format!("'{}' {why}", path.display()));
+        let text = std::fs::read_to_string(path)
+            .map_err(|error| refuse(format!("cannot be read: {error}")))?;
+        if let Some(empty) = text.lines().position(str::is_empty) {
+            return Err(refuse(format!("has an empty line {}: name a text in each", empty + 1)));
+        }
+        if text.is_empty() {
+            return Err(refuse("is empty: it needs a text a line".into()));
+        }
+        return text.lines().map(|line| tokenizer.encode(line).at("--prompts-file")).collect();
+    }
+    if args.prompt.iter().any(String::is_empty) {
+        let message = "is empty: name a text, or leave it out to begin with a line break";
+        return Err(Error::config("--prompt", message));
+    }
+    match &args.prompt[..] {
+        [] => Ok(vec![line_break(tokenizer)]),
+        texts => texts.iter().map(|text| tokenizer.encode(text).at("--prompt")).collect(),
+    }
 }
 
 /// Prints tokens as text; a character that spans several tokens waits for the last of them.

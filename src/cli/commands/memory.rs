@@ -70,7 +70,7 @@ fn report<M: TrainedModel>(
     let parallel = &train.parallel;
     let sizes = [
         parallel.ranks.tensor_model_parallel_size,
-        parallel.context_parallel_size,
+        parallel.ranks.context_parallel_size,
         parallel.ranks.pipeline_model_parallel_size,
     ];
     let smallest = sizes.iter().try_fold(1_usize, |ranks, &size| ranks.checked_mul(size));

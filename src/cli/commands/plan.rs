@@ -93,7 +93,7 @@ fn report<M: TrainedModel>(args: &PlanArgs) -> Result<ExitCode> {
     let space = Space {
         gpus: local * args.nodes as usize,
         gpus_per_node: local,
-        context: args.train.parallel.context_parallel_size,
+        context: args.train.parallel.ranks.context_parallel_size,
         layers: sizes.num_layers,
         global_batch,
     };
@@ -252,7 +252,7 @@ fn binds(found: &Prediction) -> (String, f64) {
     (most.0, most.1 / found.seconds())
 }
 
-/// Why a layout is slower than the best one.
+/// Names the reason for which a layout is slower than the best one.
 fn lost(best: &Prediction, other: &Prediction) -> String {
     let mut gaps: Vec<(String, f64)> = parts(other)
         .into_iter()

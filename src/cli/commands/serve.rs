@@ -3,15 +3,18 @@
 mod api;
 mod engine;
 mod http;
+mod stream;
 
 use clap::Args;
 use ferrotron::models::evaluate::LocalModel;
 use ferrotron::models::gpt::Gpt;
+use ferrotron::nn::Axis;
+use ferrotron::parallel::mesh::Mesh;
 use ferrotron::{Error, Result};
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::sync::{Mutex, mpsc};
+use std::sync::{Arc, Mutex, mpsc};
 
 use crate::cli::args::device::DeviceArgs;
 use crate::cli::args::ranks::RankArgs;
@@ -87,6 +90,14 @@ fn prepare(
     Ok((loaded, listener))
 }
 
+/// The longest text of a prompt and its completion on `mesh`, whose ranks along the context axis share padded sequences.
+fn longest(positions: usize, mesh: &Mesh) -> usize {
+    match mesh.axis(Axis::Context).size() {
+        1 => positions,
+        ranks => positions - positions % (2 * ranks),
+    }
+}
+
 fn serve_on(
     args: &ServeArgs,
     path: &Path,
@@ -108,9 +119,9 @@ fn serve_on(
     let address = listener.local_addr().map_err(|error| Error::io("serve", error.to_string()))?;
     let (sender, jobs) = mpsc::channel();
     let service = Service {
-        tokenizer: tokenizer.clone(),
+        tokenizer: Arc::new(tokenizer.clone()),
         vocab_size: config.vocab_size,
-        longest: config.max_position_embeddings,
+        longest: longest(config.max_position_embeddings, mesh),
         model: path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned(),
         jobs: Mutex::new(sender),
         count: Default::default(),

@@ -2,7 +2,7 @@
 
 use ferrotron::Result;
 use ferrotron::models::bert::Bert;
-use ferrotron::models::checkpoint::{Checkpoint, processor_change, record_processor};
+use ferrotron::models::checkpoint::{Checkpoint, TrainState, processor_change, record_processor};
 use ferrotron::models::data::{DataFingerprint, DataOrigin};
 use ferrotron::models::gpt::Gpt;
 use ferrotron::models::memory::{self, StageMemory};
@@ -40,7 +40,7 @@ use crate::cli::rank_environment::rank_environment;
 use crate::cli::run_samples::{OrderLength, RunInput, SampleScope};
 use crate::cli::run_tokenizer::{known_vocab_size, open_tokenizer};
 use crate::cli::tasks::task_facts;
-use crate::cli::{closing_report, corpus, memory_limits, output, report, resume, run_folder};
+use crate::cli::{corpus, memory_limits, output, report, resume, run_folder};
 
 /// Trains, reports and leaves a run folder behind; or starts processes that do. `given` holds the options that were
 /// typed or stand in the file of `--config`; `args` is made from it.
@@ -142,6 +142,8 @@ struct PreparedRun<M: TrainedModel> {
     tokenizer: Tokenizer,
     run: memory::MemoryEstimator<M>,
     stages: Vec<StageMemory>,
+    /// The progress with which it begins.
+    start: TrainState,
     intervals: Intervals,
 }
 
@@ -178,18 +180,21 @@ impl<M: TrainedModel> PreparedRun<M> {
             if let Some(checkpoint) = &resumed {
                 M::check_checkpoint(checkpoint, &run.model)?;
             }
-            let progress = resumed.as_ref().map(|checkpoint| checkpoint.progress().clone());
-            let intervals = args.intervals(&run.trainer, &progress.unwrap_or_default())?;
+            let start = match &resumed {
+                Some(checkpoint) => checkpoint.progress().clone(),
+                None => args.optimization.start(&run.trainer)?,
+            };
+            let intervals = args.intervals(&run.trainer, &start)?;
             let stages = run.stages()?;
             memory_limits::check(args, &run, &stages, &job)?;
             if args.device.place()? == DeviceChoice::Cpu {
                 args.offload.check(&args.run)?;
             }
-            Ok((job, tokenizer, run, stages, intervals))
+            Ok((job, tokenizer, run, stages, start, intervals))
         };
-        let (job, tokenizer, run, stages, intervals) =
+        let (job, tokenizer, run, stages, start, intervals) =
             check().map_err(|error| options.name_sources(error))?;
-        Ok(PreparedRun { configuration, job, resumed, tokenizer, run, stages, intervals })
+        Ok(PreparedRun { configuration, job, resumed, tokenizer, run, stages, start, intervals })
     }
 
     /// The samples of the whole run, if their order depends on the number.
@@ -235,7 +240,7 @@ impl<M: TrainedModel> PreparedRun<M> {
             if let Some(checkpoint) = &self.resumed {
                 fingerprint.check(&checkpoint.progress().extra, args.data.change(), origin)?;
             }
-            let tasks = M::tasks(args, &self.tokenizer, &self.run.model)?;
+            let tasks = M::tasks(args, &self.tokenizer, &self.run.model, &self.run.layout)?;
             Ok(Data { input, fingerprint, tasks })
         };
         open().map_err(|error| options.name_sources(error))
@@ -249,8 +254,16 @@ impl<M: TrainedModel> PreparedRun<M> {
 
     fn take_steps(self, mesh: &Mesh, data: &Data<M>, signals: &ExitSignals) -> Result<ExitCode> {
         let Data { input, fingerprint, tasks } = data;
-        let PreparedRun { configuration, job, resumed, tokenizer, run: plan, stages, intervals } =
-            self;
+        let PreparedRun {
+            configuration,
+            job,
+            resumed,
+            tokenizer,
+            run: plan,
+            stages,
+            start,
+            intervals,
+        } = self;
         let args = &configuration.args;
         let folder = args.offload.folder(&args.run);
         let device = args.device.open_shared(job.local_size(), job.local_rank(), folder)?;
@@ -262,7 +275,8 @@ impl<M: TrainedModel> PreparedRun<M> {
         }
         let imported = configuration.imported.as_ref();
         let fresh = imported.map(|imported| imported.load(&mut trainer)).transpose()?;
-        let mut progress = trainer.progress().clone();
+        let TrainState { step, consumed_samples, .. } = start;
+        let mut progress = TrainState { step, consumed_samples, ..trainer.progress().clone() };
         fingerprint.record(&mut progress.extra);
         if let Some(imported) = imported {
             imported.companions(&args.data)?.record(&mut progress.extra);
@@ -316,6 +330,9 @@ impl<M: TrainedModel> PreparedRun<M> {
             progress.write_events(TensorboardLog::create(events, done)?);
             progress.event(|log| log.text("options", done, &configuration.table()));
         }
+        let samples_on_its_way = args.tensorboard.log_samples_to_tensorboard
+            && intervals.eval_tasks_interval > 0
+            && done < intervals.train_iters;
         // Until here there is nothing to save, and a signal ends the process.
         let stop = signals.stop_flag()?;
         let data = samples.run_data(tasks, &tokenizer);
@@ -326,10 +343,13 @@ impl<M: TrainedModel> PreparedRun<M> {
         let test = samples.test().filter(|_| outcome.stop_reason == StopReason::Finished);
         let test = test.map(|test| trainer.evaluate(test, &stop)).transpose()?.flatten();
         if first {
-            test.iter().for_each(closing_report::test);
+            for evaluation in &test {
+                output::report(&format!("test {}", M::evaluation_line(evaluation)));
+            }
             let sampling = (args.run.sample_length(), &stop);
             let sample = M::report(&trainer, input, &tokenizer, &outcome, sampling)?;
-            if let Some(sample) = sample {
+            // A run that samples on its way has sampled behind the last step, too.
+            if let Some(sample) = sample.filter(|_| !samples_on_its_way) {
                 let step = trainer.progress().step;
                 progress.event(|log| log.text("sample", step, &code_block(&sample)));
             }

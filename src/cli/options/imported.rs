@@ -261,7 +261,7 @@ impl Imported {
         }
     }
 
-    /// What ranks must have alike: its name, and a text by which they compare it.
+    /// A fact that ranks must have alike: its name, and a text by which they compare it.
     pub fn fact(&self) -> Result<(String, String)> {
         Ok(match self {
             Imported::Folder(folder) | Imported::PretrainedFolder(folder) => {

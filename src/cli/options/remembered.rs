@@ -99,6 +99,9 @@ fn meaningless_in(dtype: DType) -> &'static [&'static str] {
     }
 }
 
+/// The samples with which a run began; from then on its checkpoints count.
+const CONSUMED: &str = "consumed-train-samples";
+
 /// The tokenizer of a run that names none: the default of `--tokenizer`.
 const DEFAULT_TOKENIZER: &str = "char";
 
@@ -201,7 +204,7 @@ pub fn of_checkpoint(
 /// # Errors
 /// Those of [`of_checkpoint`]; another tokenizer than the run's.
 pub fn resumed(
-    given: Options,
+    mut given: Options,
     checkpoint: &Checkpoint,
     rank: Option<&RankEnvironment>,
     definition: &Definition,
@@ -221,6 +224,8 @@ pub fn resumed(
         let message = "a run keeps the tokenizer that it was started with";
         return Err(given.name_sources(Error::config("--tokenizer", message)));
     }
+    check_consumed(&given, &saved, checkpoint).map_err(|error| given.name_sources(error))?;
+    given.remove(&[CONSUMED]);
     if rank.is_some_and(|rank| saved.values("nproc") != [rank.world_size.to_string()]) {
         saved.remove(&["nproc"]);
     }
@@ -241,6 +246,22 @@ pub fn resumed(
         options.remove(&meaningless);
     }
     Ok(options)
+}
+
+/// Errors if the samples `given` as consumed are neither those with which the run began nor those of its checkpoint, which
+/// counts them.
+fn check_consumed(given: &Options, saved: &Options, checkpoint: &Checkpoint) -> Result<()> {
+    let Some(samples) = given.values(CONSUMED).pop() else { return Ok(()) };
+    let consumed = checkpoint.progress().consumed_samples.to_string();
+    let began_with = saved.values(CONSUMED).pop();
+    if samples == consumed || Some(&samples) == began_with.as_ref() {
+        return Ok(());
+    }
+    let message = format!(
+        "{samples} samples, but {checkpoint} has consumed {consumed} itself, from {} on: leave it out to resume there",
+        began_with.unwrap_or("0".to_string())
+    );
+    Err(Error::config("--consumed-train-samples", message))
 }
 
 /// The precision that options name.
@@ -285,7 +306,7 @@ pub fn changed_line(
         Some(words.collect::<Vec<_>>().join(" ")).filter(|_| options.contains(name))
     };
     let changed = given.iter().filter_map(|(name, _)| {
-        if NOT_REMEMBERED.contains(&name) || MAY_DIFFER.contains(&name) {
+        if NOT_REMEMBERED.contains(&name) || MAY_DIFFER.contains(&name) || name == CONSUMED {
             return None;
         }
         let now = words(given, name)?;

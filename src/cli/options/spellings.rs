@@ -168,6 +168,28 @@ fn replace_values(options: &mut Options) {
             options.set_value(name, (*ours).into());
         }
     }
+    // A bad value is refused where it is parsed.
+    let pair = options.values("window-size").pop().filter(|text| text.contains(','));
+    if let Some(Ok(keys)) = pair.map(|pair| window_size(&pair)) {
+        options.set_value("window-size", keys.to_string().into());
+    }
+}
+
+/// The value of `--window-size`: the keys that a query sees; or Megatron-LM's pair of those before it and those behind it,
+/// which are none, perhaps in parentheses.
+pub fn window_size(text: &str) -> std::result::Result<usize, String> {
+    let words = text.trim().trim_start_matches('(').trim_end_matches(')');
+    let Some((before, behind)) = words.split_once(',') else {
+        return text.parse().map_err(|_| "is no number of keys, as 4096".to_string());
+    };
+    match (before.trim().parse::<i64>(), behind.trim().parse::<i64>()) {
+        (Ok(-1), Ok(0 | -1)) => Err("asks for no window: leave the option out".to_string()),
+        (Ok(before), Ok(0)) if before >= 0 => Ok(before as usize + 1),
+        (Ok(before), Ok(_)) if before >= 0 => {
+            Err("must be A,0: a query sees no keys behind it".to_string())
+        }
+        _ => Err("is no pair A,0 of the keys before a query and behind it".to_string()),
+    }
 }
 
 /// The options `run` of a checkpoint in today's spelling: `--split` was the share for validation, a single number.
@@ -241,6 +263,9 @@ mod tests {
             (json!({ "profile-step-start": 2 }), ""),
             (json!({ "rdzv-endpoint": "localhost:29400" }), "--rendezvous-port=29400"),
             (json!({ "task": "RACE", "train-data": ["a"] }), "--data a --task=race"),
+            (json!({ "window-size": "4095,0" }), "--window-size=4096"),
+            (json!({ "window-size": "(0, 0)" }), "--window-size=1"),
+            (json!({ "window-size": 7 }), "--window-size=7"),
             (json!({ "dtype": "fp32" }), "--dtype=f32"),
             (json!({ "dtype": "fp16" }), "--dtype=f16"),
             (json!({ "pipeline-schedule": "Interleaved1F1B" }), "--pipeline-schedule=interleaved"),

@@ -246,7 +246,7 @@ fn cut(
 mod tests {
     use super::*;
 
-    /// For every range, the elements of its boxes are its elements, in order.
+    /// The elements of a range's boxes are the elements of the range, in order.
     #[test]
     fn boxes_hold_the_elements_of_a_range() {
         let elements = |place: &ShardSpec| -> Vec<u64> {

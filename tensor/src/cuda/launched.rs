@@ -2,6 +2,9 @@
 //!
 //! A step on a fake GPU thus yields the list of its work, from which `ferrotron-planner` predicts the time of the step.
 //! Without a subscriber an event costs a comparison.
+//!
+//! Spans of `kernel_span` time an operation of the CPU as a whole. An operation of a GPU is several launches, whose host
+//! time says nothing and whose cost follows from their names and sizes, so these are events with other fields.
 
 use ferrotron_cuda::cublaslt::Matmul;
 use tracing::trace;

@@ -98,7 +98,7 @@ pub(super) unsafe fn tile<
 /// to = round([c +] alpha * sums [+ bias]) for rows of sums in `N` vectors of columns, `D` being the result's type.
 ///
 /// # Safety
-/// As [`tile`].
+/// The conditions of [`tile`].
 #[inline(always)]
 unsafe fn put<V: Vector, D: Element<Acc = V::Scalar>, const N: usize>(
     tile: &MicroTile<V::Scalar>,
@@ -228,7 +228,7 @@ pub(super) trait Compute: Real + Element<Acc = Self> {
     /// [`put`] for the type that the tile names.
     ///
     /// # Safety
-    /// As [`put`].
+    /// The conditions of [`put`].
     unsafe fn put<V: Vector<Scalar = Self>, const N: usize>(
         tile: &MicroTile<Self>,
         rows: impl Iterator<Item = [V; N]>,

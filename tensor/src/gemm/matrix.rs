@@ -3,7 +3,7 @@
 /// The treatment of the values that a destination holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Accum {
-    /// They are overwritten, and never read.
+    /// Overwrites them, and never reads them.
     Replace,
     /// The result is added to them.
     Add,

@@ -59,11 +59,11 @@ use problem::{Bias, Operand, Problem, Target};
 /// Instruction sets that products use on this machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct InstructionSets {
-    /// For f32, and for f16, whose elements are widened.
+    /// The set for f32, and for f16, whose elements are widened.
     pub f32: &'static str,
-    /// For two bf16 operands.
+    /// The set for two bf16 operands.
     pub bf16: &'static str,
-    /// Why a better one that the processor has cannot be used, as a sentence for the user.
+    /// The reason for which a better one that the processor has cannot be used, as a sentence for the user.
     pub refusal: Option<String>,
 }
 

@@ -58,6 +58,15 @@ unsafe fn put<V: Vector>(task: &PackTask<V::Scalar>, vector: V, to: *mut V::Scal
 /// Steps that are copied together: runs of them are written to each panel, and as many rows of memory are read at once.
 const COPIED_STEPS: usize = 8;
 
+/// Bytes over which the lines of an operand may be spread and yet be read from the caches without being fetched.
+const NEAR: usize = 32 << 10;
+
+/// Whether lines of `S`, `stride` elements apart, should be fetched before they are read.
+#[inline(always)]
+fn is_far<S>(lines: usize, stride: isize) -> bool {
+    lines * stride.unsigned_abs() * size_of::<S>() > NEAR
+}
+
 /// Fetches memory that is read soon to the L2 cache.
 #[inline(always)]
 fn fetch<S>(from: *const S) {
@@ -77,17 +86,20 @@ fn fetch<S>(from: *const S) {
 unsafe fn copy_rows<V: Vector, S: Element<Acc = V::Scalar>>(task: &PackTask<V::Scalar>) {
     let PackTask { step_stride, depth, count, to, width, panel_stride, .. } = *task;
     let group = width.max(V::LANES);
-    for first in (0..depth).step_by(COPIED_STEPS) {
-        let steps = COPIED_STEPS.min(depth - first);
+    let far = is_far::<S>(depth, step_stride);
+    let together = if far { COPIED_STEPS } else { depth.max(1) };
+    for first in (0..depth).step_by(together) {
+        let steps = together.min(depth - first);
         let from = task.from.cast::<S>().wrapping_offset(first as isize * step_stride);
-        let next = COPIED_STEPS as isize * step_stride;
+        let next = together as isize * step_stride;
         for lane in (0..count).step_by(group) {
             let mut from = from.wrapping_add(lane);
             let mut to = to.wrapping_add(lane / width * panel_stride + first * width);
             let lanes = group.min(count - lane);
             let whole = lanes / V::LANES * V::LANES;
+            let fetched = if far { lanes } else { 0 };
             for _ in 0..steps {
-                for lane in (0..lanes).step_by(64 / size_of::<S>()) {
+                for lane in (0..fetched).step_by(64 / size_of::<S>()) {
                     fetch(from.wrapping_offset(next).wrapping_add(lane));
                 }
                 // SAFETY: source and panels hold `count` lanes, the panels rounded up to registers.
@@ -118,6 +130,7 @@ unsafe fn copy_rows<V: Vector, S: Element<Acc = V::Scalar>>(task: &PackTask<V::S
 unsafe fn transpose_rows<V: Vector, S: Element<Acc = V::Scalar>>(task: &PackTask<V::Scalar>) {
     let PackTask { lane_stride, depth, count, to, width, panel_stride, .. } = *task;
     let from = task.from.cast::<S>();
+    let far = is_far::<S>(count, lane_stride);
     for lane in (0..count).step_by(V::LANES) {
         let lanes = (count - lane).min(V::LANES);
         let mut from = from.wrapping_offset(lane as isize * lane_stride);
@@ -127,7 +140,7 @@ unsafe fn transpose_rows<V: Vector, S: Element<Acc = V::Scalar>>(task: &PackTask
         unsafe {
             while left >= V::LANES && lanes == V::LANES {
                 // The lanes that are transposed next; a block may be shorter than a line of the cache.
-                if from.addr() % 64 < V::LANES * size_of::<S>() {
+                if far && from.addr() % 64 < V::LANES * size_of::<S>() {
                     for i in 0..V::LANES {
                         fetch(from.wrapping_offset((V::LANES + i) as isize * lane_stride));
                     }
@@ -237,6 +250,71 @@ pub(super) unsafe fn epilogue<V: Vector, D: Element<Acc = V::Scalar>>(task: &Epi
                 }
                 *to.offset(j as isize * column_stride) = D::from_acc(value);
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gemm::isa::Isa;
+    use crate::gemm::kernel_table::KernelTable;
+    use crate::{DType, bf16, f16};
+
+    /// Numbers around every tie of bf16 and f16, the ends of their ranges, infinities and NaNs.
+    fn numbers() -> Vec<f32> {
+        let exponents = [0_u32, 1, 100, 102, 112, 113, 127, 142, 143, 254, 255];
+        let fractions = [
+            0x0_u32, 0x1, 0xFFF, 0x1000, 0x1001, 0x3000, 0x7FFF, 0x8000, 0x8001, 0x18000,
+            0x7F_7FFF, 0x7F_8000, 0x7F_FFFF,
+        ];
+        let all = exponents.into_iter().flat_map(|exponent| {
+            fractions.into_iter().flat_map(move |fraction| {
+                [0, 1].map(|sign| f32::from_bits(sign << 31 | exponent << 23 | fraction))
+            })
+        });
+        all.collect()
+    }
+
+    fn check<D: Element<Acc = f32>>(isa: Isa) {
+        let numbers = numbers();
+        // Whole registers and every number of lanes behind them.
+        for columns in 1..=numbers.len() {
+            let mut rounded = vec![D::from_acc(0.0); columns];
+            let task = Epilogue {
+                from: numbers.as_ptr(),
+                from_row: 0,
+                rows: 1,
+                columns,
+                to: rounded.as_mut_ptr().cast(),
+                row_stride: 0,
+                column_stride: 1,
+                bias: std::ptr::null(),
+                bias_row: 0,
+                bias_column: 0,
+            };
+            // SAFETY: both vectors have `columns` elements, and `isa` is available.
+            unsafe { (f32::kernels(isa).epilogue)(D::DTYPE)(&task) };
+            for (got, &number) in rounded.iter().zip(&numbers) {
+                let want = D::from_acc(number).acc();
+                let same = got.acc().to_bits() == want.to_bits()
+                    || (D::DTYPE == DType::F16 && want.is_nan() && got.acc().is_nan());
+                assert!(
+                    same,
+                    "{isa:?} {}: {number:e} {:x} became {}",
+                    D::DTYPE,
+                    number.to_bits(),
+                    got.acc()
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn numbers_are_rounded_as_one_by_one() {
+        for isa in Isa::available() {
+            check::<bf16>(isa);
+            check::<f16>(isa);
         }
     }
 }

@@ -19,11 +19,11 @@ const CLOSE_STRIDE: usize = 2048;
 /// The place from which the microkernel reads an operand.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Access {
-    /// In the operand itself.
+    /// Read in the operand itself.
     Unpacked,
-    /// In panels that all threads pack together, a cache block at a time.
+    /// Packed in panels that all threads pack together, a cache block at a time.
     PackedShared,
-    /// In one panel that a thread packs just before its only use.
+    /// Packed in one panel, by a thread just before its only use.
     PackedPerThread,
 }
 
@@ -128,7 +128,7 @@ impl<T: Compute> PackedOperand<T> {
         }
     }
 
-    /// In how many parts a cache block is packed.
+    /// Number of parts in which a cache block is packed.
     pub(super) fn chunks(&self, block: Range) -> usize {
         match self.access {
             Access::PackedShared => block.steps.div_ceil(self.kc) * self.chunk(block.lanes).count,

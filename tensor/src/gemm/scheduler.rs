@@ -20,9 +20,9 @@ pub(super) fn useful_threads(threads: usize, [rows, k, columns]: [usize; 3]) -> 
 pub(super) trait Work: Sync {
     /// Number of cache blocks along rows, columns and k.
     fn cache_blocks(&self) -> [usize; 3];
-    /// Into how many pieces a block's packing is cut.
+    /// Number of pieces into which a block's packing is cut.
     fn packing_pieces(&self, block: CacheBlock) -> usize;
-    /// Into how many pieces a block's computation is cut.
+    /// Number of pieces into which a block's computation is cut.
     fn computing_pieces(&self, block: CacheBlock) -> usize;
     /// Packs piece `number` of a block.
     ///

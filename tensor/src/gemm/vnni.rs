@@ -20,7 +20,7 @@ fn word(low: bf16, high: bf16) -> f32 {
 /// Packs a part of an operand of bf16 as words, by `interleave` where the lanes of a step lie together.
 ///
 /// # Safety
-/// As [`super::pack::pack`], with steps of two elements each.
+/// The conditions of [`super::pack::pack`], with steps of two elements each.
 #[inline(always)]
 pub(super) unsafe fn pack<V: Vector<Scalar = f32>>(
     task: &PackTask<f32>,
@@ -53,7 +53,7 @@ pub(super) unsafe fn pack<V: Vector<Scalar = f32>>(
 /// Packs the steps from `first` on, word by word.
 ///
 /// # Safety
-/// As [`pack`].
+/// The conditions of [`pack`].
 pub(super) unsafe fn gather(task: &PackTask<f32>, first: usize, lanes: usize) {
     let PackTask { depth, count, to, width, panel_stride, .. } = *task;
     for step in first..depth {

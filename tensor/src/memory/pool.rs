@@ -58,7 +58,7 @@ impl Category {
 /// A snapshot of a pool's counters, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MemoryStats {
-    /// In use now.
+    /// Bytes in use now.
     pub current: usize,
     /// Peak of `current` since the last reset.
     pub peak: usize,
@@ -70,7 +70,7 @@ pub struct MemoryStats {
     pub returned: usize,
     /// Number of buffers allocated since the last reset.
     pub n_alloc: usize,
-    /// In use now, by [`Category`].
+    /// Bytes in use now, by [`Category`].
     pub by_category: [usize; Category::ALL.len()],
     /// Peak of each category since the last reset; the peaks need not coincide.
     pub peak_by_category: [usize; Category::ALL.len()],

@@ -153,7 +153,7 @@ impl Real for f64 {
 impl Real for f32 {
     common!(f32);
 
-    /// Within 1.3 ulp on [-87.3, 88.7]; 0 below and infinity above.
+    /// Exponential within 1.3 ulp on [-87.3, 88.7]; 0 below and infinity above.
     ///
     /// e^x = 2^n e^r with n = round(x / ln 2), |r| <= ln(2)/2, and the polynomial of degree 6 for e^r with p(0) = p'(0) =
     /// 1 whose largest relative error, 3e-9, is least. Fused multiply-adds and pairs of terms (Estrin's scheme) keep the chain of
@@ -184,8 +184,8 @@ impl Real for f32 {
         if self <= 88.722_83 { y } else { self * f32::INFINITY }
     }
 
-    /// Within 2 ulp: an odd polynomial below 0.625 (coefficients: Cephes `tanhf`), else computed from the
-    /// exponential.
+    /// Hyperbolic tangent within 2 ulp: an odd polynomial below 0.625 (coefficients: Cephes `tanhf`), else computed from
+    /// the exponential.
     #[inline(always)]
     fn tanh(self) -> Self {
         let z = self * self;

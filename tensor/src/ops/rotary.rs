@@ -5,8 +5,8 @@
 //! - forward: `y[i] = x[i] cos - x[i+h] sin`, `y[i+h] = x[i+h] cos + x[i] sin`;
 //! - backward: the inverse rotation, the same with -sin.
 //!
-//! Elements from R on, and heads beyond the rotated ones, are unchanged. A gradient needs only the table. Angles are
-//! computed in f64, rotations in Acc.
+//! Elements from R on, and heads beyond the rotated ones, are unchanged. A gradient needs only the table. Angles,
+//! sines and cosines are computed in f64, rotations in Acc.
 
 pub(crate) mod table;
 

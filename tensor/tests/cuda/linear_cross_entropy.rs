@@ -19,7 +19,7 @@ const V: usize = 40;
 const SCALE: f64 = 0.25;
 const CONFIG: CrossEntropyConfig = CrossEntropyConfig { ignore_index: 2, label_smoothing: 0.125 };
 
-/// Of the logits, which are up to about 4.
+/// Soft caps of the logits, which are up to about 4.
 const SOFTCAPS: [Option<f64>; 2] = [None, Some(2.0)];
 
 /// x (3, 4, C), W (V, C) and targets, one of them negative.

@@ -65,7 +65,7 @@ pub fn restricted(
     })
 }
 
-/// In each dtype a problem of each size (batch, queries, keys, heads, key-value heads, width) with either mask, and
+/// Problems of each size (batch, queries, keys, heads, key-value heads, width) in each dtype with either mask, and
 /// a packed one.
 pub fn problems(dtypes: [DType; 2], sizes: &[[usize; 6]]) -> impl Iterator<Item = Problem> {
     dtypes.into_iter().flat_map(move |dtype| {
@@ -249,7 +249,7 @@ impl Problem {
         self.want[0].dims()[0]
     }
 
-    /// By how much dropout makes probabilities larger.
+    /// The factor by which dropout makes probabilities larger.
     pub fn kept(&self) -> f64 {
         if self.drops.is_some() { 1.0 / (1.0 - DROPPED) } else { 1.0 }
     }

@@ -4,7 +4,7 @@ use ferrotron_tensor::ops::pointwise::{Comparison, compare};
 use crate::simulator::Simulator;
 use crate::support::*;
 
-/// In the order of the kernel's numbers.
+/// The comparisons in the order of the kernel's numbers.
 const COMPARISONS: [Comparison; 6] = [
     Comparison::Eq,
     Comparison::Ne,

@@ -16,7 +16,7 @@ pub fn check(simulator: &Simulator) {
     }
 }
 
-/// If `wide`, weight and bias have the accumulator dtype.
+/// Compares a norm with its reference; if `wide`, weight and bias have the accumulator dtype.
 fn check_norm(
     simulator: &Simulator,
     dtype: DType,

@@ -117,3 +117,28 @@ fn a_journal_of_another_call_is_refused() {
     std::fs::write(path.join("out.journal.json"), "{").unwrap();
     assert!(refused(&config, &Tokenizer::Byte).contains("out.journal.json' is damaged"));
 }
+
+#[test]
+fn a_call_that_ends_within_a_long_document_resumes_in_front_of_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path();
+    let line = |text: &str| format!("{}\n", serde_json::json!({ "text": text }));
+    let long = "A long document. ".repeat(200_000);
+    // The broken line is in the batch of the long document, of which parts are written before.
+    let text = [&line("First").repeat(20_000), &line(&long), "broken\n", &line("Last")].concat();
+    std::fs::write(path.join("a.jsonl"), text).unwrap();
+    for format in [TokenFormat::Megatron, TokenFormat::NanoGpt, TokenFormat::LlmC] {
+        let strict = PreprocessConfig { format, shard_tokens: 300_001, ..config(path, "a.jsonl") };
+        let skipping = PreprocessConfig { skip_broken_lines: true, ..strict.clone() };
+        run(&skipping, &Tokenizer::Byte).unwrap();
+        let want = written(path);
+        remove_written(path);
+        for _ in 0..2 {
+            let line = refused(&strict, &Tokenizer::Byte);
+            assert!(line.contains("a.jsonl', line 20002: no JSON object"), "{line}");
+        }
+        assert_eq!(run(&skipping, &Tokenizer::Byte).unwrap().skipped, 1);
+        assert!(written(path) == want, "{format:?}");
+        remove_written(path);
+    }
+}

@@ -229,7 +229,8 @@ mod tests {
             .collect()
     }
 
-    /// By hand, after the rule of Megatron-LM: cut to one token less than the length, then `[SEP]` with segment 1.
+    /// Numbers computed by hand after the rule of Megatron-LM: cut to one token less than the length, then `[SEP]` with
+    /// segment 1.
     #[test]
     fn a_row_is_the_choice_and_then_the_article_cut_to_the_length() {
         let batch = race(8).batch(0, 1).unwrap();

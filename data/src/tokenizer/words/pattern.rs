@@ -35,7 +35,7 @@ pub enum WordPattern {
     Cl100k { digits: usize },
     /// o200k's pattern.
     O200k,
-    /// In front of one of these characters behind another one.
+    /// Matches in front of one of these characters behind another one.
     Spaces(&'static [char]),
 }
 

@@ -137,7 +137,7 @@ impl Checkpoint {
     /// The configuration of a model of `architecture`.
     ///
     /// # Errors
-    /// As [`SavedModel::config_as`].
+    /// The errors of [`SavedModel::config_as`].
     pub fn config_as<C: DeserializeOwned>(&self, architecture: &str) -> Result<C> {
         let wrong =
             |error: Error| Error::config("checkpoint", format!("{self}: {}", error.context()));
@@ -193,7 +193,7 @@ impl Checkpoint {
     /// The names of the f32 weights of a checkpoint whose other weights have 16 bits.
     ///
     /// # Errors
-    /// As [`Checkpoint::dtype`].
+    /// The errors of [`Checkpoint::dtype`].
     pub fn kept_in_fp32(&self) -> Result<ParamPatterns> {
         let all = self.dtype()?;
         let is_kept = |dtype: DType| dtype != all && dtype == all.accumulator();
@@ -239,7 +239,7 @@ impl Checkpoint {
     /// model: [`parameter_names`](crate::trainer::parameter_names).
     ///
     /// # Errors
-    /// As [`Checkpoint::load_params`] for a weight in the checkpoint that is none of `whole`.
+    /// The error of [`Checkpoint::load_params`] for a weight in the checkpoint that is none of `whole`.
     pub fn load_params_of_part(&self, params: &[Param], whole: &[impl AsRef<str>]) -> Result<()> {
         self.check_names(whole.iter().map(AsRef::as_ref))?;
         let find =

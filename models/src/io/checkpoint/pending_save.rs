@@ -40,7 +40,7 @@ pub(super) type Documents = Vec<(&'static str, String)>;
 pub(super) enum Writes {
     Here,
     InThread,
-    /// Beside training steps, which come first.
+    /// Writes beside training steps, which come first.
     InBackground,
 }
 

@@ -21,7 +21,8 @@ pub fn read_config(folder: &Path) -> Result<GptConfig> {
 pub(super) fn read_family(folder: &Path) -> Result<(&'static Family, GptConfig)> {
     let (path, config) = read_json(folder)?;
     let refuse = |what: String| Error::io("hugging_face", format!("'{}' {what}", path.display()));
-    let family = family(model_type_of(&config)).map_err(refuse)?;
+    let family =
+        family(model_type_of(&config)).map_err(|what| refuse(format!("describes {what}")))?;
     let config = (family.read)(&config).map_err(refuse)?;
     config.validate()?;
     Ok((family, config))

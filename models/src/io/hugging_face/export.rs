@@ -1,4 +1,4 @@
-//! To Hugging Face.
+//! The export of models to folders of Hugging Face.
 
 use ferrotron_nn::Module;
 use ferrotron_tensor::{Error, Result, Tensor};
@@ -49,7 +49,7 @@ pub fn export_as(gpt: &Gpt, model_type: &str, folder: &Path) -> Result<()> {
             "this model cannot be a Hugging Face {model_type}: it is a GPT"
         )));
     }
-    let family = family(model_type).map_err(|reason| refuse(format!("the export {reason}")))?;
+    let family = family(model_type).map_err(|reason| refuse(format!("cannot export {reason}")))?;
     write(gpt, family.holding(gpt.config())?, folder)
 }
 

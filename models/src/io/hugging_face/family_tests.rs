@@ -239,3 +239,40 @@ fn variants_are_read_or_refused_by_name() -> Result<()> {
     }
     Ok(())
 }
+
+/// Every known family that is not supported is refused with the switch that it would need.
+#[test]
+fn other_families_are_refused_with_the_switch_that_they_need() {
+    let dir = tempfile::tempdir().unwrap();
+    let refused = |name: &str| {
+        let config = serde_json::json!({ "model_type": name }).to_string();
+        fs::write(dir.path().join("config.json"), config).unwrap();
+        model_kind(dir.path()).unwrap_err().to_string()
+    };
+    let supported =
+        "supported are gpt2, llama, mistral, qwen2, qwen3, gemma2, gpt_neox, bert, megatron-bert";
+    for (name, switch) in families::OTHERS {
+        let wanted = format!("describes model_type '{name}', which needs {switch}: {supported}");
+        assert!(refused(name).ends_with(&wanted), "{}", refused(name));
+        assert!(!families::FAMILIES.iter().any(|family| family.model_type == *name), "{name}");
+    }
+    for (name, part) in [
+        ("mixtral", "a mixture of experts"),
+        ("bloom", "ALiBi"),
+        ("falcon", "multi-query attention"),
+        ("gpt_bigcode", "multi-query attention"),
+        ("gptj", "a parallel residual with one norm"),
+        ("olmo2", "norms behind attention and MLP alone"),
+        ("mamba", "state-space layers"),
+        ("deepseek_v3", "multi-head latent attention"),
+        ("smollm3", "rotary positions in some blocks only"),
+        ("granite", "multipliers of embeddings"),
+    ] {
+        assert!(refused(name).contains(&format!("'{name}', which needs ")), "{name}");
+        assert!(refused(name).contains(part), "{}", refused(name));
+    }
+    let names: Vec<&str> = families::OTHERS.iter().map(|(name, _)| *name).collect();
+    assert!(names.is_sorted(), "{names:?}");
+    // A family that nobody knows.
+    assert!(refused("made_up").ends_with(&format!("model_type 'made_up': {supported}")));
+}

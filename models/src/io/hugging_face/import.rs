@@ -1,4 +1,4 @@
-//! From Hugging Face, of any family.
+//! The import of folders of Hugging Face, of any family.
 
 use ferrotron_nn::{Module, Scope};
 use ferrotron_tensor::{DType, Device, Error, Result};
@@ -113,7 +113,7 @@ pub fn tokenizer_choice(folder: &Path) -> Result<Option<TokenizerChoice>> {
 /// Reads the tokenizer of [`tokenizer_choice`].
 ///
 /// # Errors
-/// As [`tokenizer_choice`] and [`Tokenizer::from_file`].
+/// The errors of [`tokenizer_choice`] and [`Tokenizer::from_file`].
 pub fn read_tokenizer(folder: &Path) -> Result<Option<Tokenizer>> {
     let none = || Ok(String::new()); // no such tokenizer depends on a text
     tokenizer_choice(folder)?.map(|choice| choice.build(none)).transpose()

@@ -29,7 +29,8 @@ pub fn model_kind(folder: &Path) -> Result<ModelKind> {
     if BERTS.iter().any(|(_, bert)| *bert == kind) {
         return Ok(ModelKind::Bert);
     }
-    let refuse = |what: String| Error::io("hugging_face", format!("'{}' {what}", path.display()));
+    let refuse =
+        |what: String| Error::io("hugging_face", format!("'{}' describes {what}", path.display()));
     family(kind).map(|_| ModelKind::Gpt).map_err(refuse)
 }
 

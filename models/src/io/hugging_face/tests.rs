@@ -1,4 +1,4 @@
-//! Against `transformers` (numbers checked in under tests/hf), there and back, and every refusal.
+//! Comparisons with `transformers` (numbers checked in under tests/hf), there and back, and every refusal.
 
 use super::*;
 use crate::io::data::{Sampler, TokenSource};
@@ -253,8 +253,12 @@ fn other_models_are_refused_by_name() -> Result<()> {
         message(read_config(dir.path()))
     };
     for (what, other, wanted) in [
-        ("\"gpt2\"", "\"mamba\"", "model_type 'mamba': supported are gpt2, llama, "),
-        ("\"gpt2\"", "\"mixtral\"", "'mixtral', which needs experts: supported are gpt2, "),
+        ("\"gpt2\"", "\"mamba\"", "'mamba', which needs state-space layers: supported are gpt2, "),
+        (
+            "\"gpt2\"",
+            "\"mixtral\"",
+            "'mixtral', which needs a mixture of experts: supported are gpt2, ",
+        ),
         ("\"gpt2\"", "\"llama\"", "has hidden_size null"),
         ("gelu_new", "silu", "activation_function 'silu': supported are gelu_new, "),
         ("\"n_embd\": 16", "\"n_embd\": \"wide\"", "has n_embd \"wide\""),
@@ -277,7 +281,10 @@ fn other_models_are_refused_by_name() -> Result<()> {
     let error = message(export_as(&odd, "mistral", &dir.path().join("out")));
     assert!(error.ends_with(&format!("Hugging Face mistral, {wanted}")), "{error}");
     let error = message(export_as(&odd, "opt", &dir.path().join("out")));
-    assert!(error.contains("'opt', which needs positions that begin at 2: supported"), "{error}");
+    assert!(
+        error.contains("'opt', which needs learned positions that begin at 2, and relu: supported"),
+        "{error}"
+    );
     assert!(!dir.path().join("out").exists());
     Ok(())
 }

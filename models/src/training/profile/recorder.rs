@@ -31,7 +31,7 @@ pub(super) struct Recording {
     pub total: Duration,
     /// Time of them outside of the rows.
     pub outside: Duration,
-    /// By pass and name.
+    /// Rows by pass and name.
     pub rows: BTreeMap<(&'static str, String), Row>,
 }
 
@@ -82,7 +82,7 @@ impl Recorder {
         Recorder { ceilings, next: AtomicU64::new(1), state: Mutex::default() }
     }
 
-    /// What has been recorded.
+    /// Takes the rows recorded so far.
     pub fn take(&self) -> Recording {
         take(&mut self.state().recording)
     }

@@ -19,7 +19,7 @@ pub struct RunConfig {
     /// The checkpoint that the trainer has loaded, if any: until the run has written one, it is rewound to this one behind
     /// bad steps.
     pub loaded: Option<PathBuf>,
-    /// After which steps something is done.
+    /// Steps after which something is done.
     pub intervals: Intervals,
     /// Tokens per sequence.
     pub seq_length: usize,
@@ -38,7 +38,7 @@ pub struct RunConfig {
     pub options: serde_json::Value,
 }
 
-/// After which steps of a run something is done.
+/// Steps of a run after which something is done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Intervals {
     /// Number of the last step.
@@ -153,7 +153,7 @@ impl RunConfig {
     /// `seed` decides the order of training, and `batch` is the number of samples of a global batch.
     ///
     /// # Errors
-    /// As [`Sampler::new`] and [`Validation::new`].
+    /// The errors of [`Sampler::new`] and [`Validation::new`].
     pub fn samples(&self, dataset: &Dataset, seed: u64, batch: usize) -> Result<TokenSamples> {
         let train = Sampler::new(dataset.train.clone(), self.seq_length, seed)?;
         let wanted = self.intervals.eval_interval > 0 && self.eval_iters != Some(0);

@@ -8,15 +8,15 @@ use crate::training::run::task::TaskResult;
 
 /// Watches a run.
 pub trait Observer {
-    /// After every step, as soon as it was given to the device.
+    /// Called after every step, as soon as it was given to the device.
     fn advanced(&mut self, _step: u64) {}
-    /// After every step, when its numbers are known: several may come at once.
+    /// Called after every step, when its numbers are known: several may come at once.
     fn step(&mut self, metrics: &Metrics);
-    /// After every evaluation of a validation set, which has a name if the run has several.
+    /// Called after every evaluation of a validation set, which has a name if the run has several.
     fn evaluated(&mut self, step: u64, set: Option<&str>, evaluation: &Evaluation);
-    /// After every evaluation of a task.
+    /// Called after every evaluation of a task.
     fn evaluated_task(&mut self, _step: u64, _task: &str, _result: &TaskResult) {}
-    /// After every checkpoint.
+    /// Called after every checkpoint.
     fn saved(&mut self, folder: &Path);
     /// Called when something failed that does not end the run. Any rank may call it.
     fn warning(&mut self, message: &str);

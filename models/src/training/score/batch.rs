@@ -28,7 +28,7 @@ pub struct ScoredToken {
 /// A micro-batch with the tokens that this rank scores.
 pub struct BatchInFlight {
     pub microbatch: Microbatch,
-    /// Those at the positions that this rank has along the context axis.
+    /// Scored tokens at the positions that this rank has along the context axis.
     pub scored: Vec<ScoredToken>,
     /// The numbers of the scored tokens, on the rank that reports them.
     pub found: Vec<f64>,

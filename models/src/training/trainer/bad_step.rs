@@ -140,7 +140,7 @@ impl BadStepConfig {
 mod tests {
     use super::*;
 
-    /// With `stop` the host of a GPU sees a step only when reports are read: nothing counts there that it would miss.
+    /// The host of a GPU sees a step with `stop` only when reports are read: nothing counts there that it would miss.
     #[test]
     fn applied_steps_make_up_for_bad_ones_where_training_continues() {
         let balance = |on_bad_step| {

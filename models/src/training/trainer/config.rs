@@ -52,10 +52,10 @@ pub struct TrainerConfig {
 /// Whether training waits for a checkpoint that is being written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum SaveMode {
-    /// It waits until the checkpoint is published.
+    /// Waits until the checkpoint is published.
     #[default]
     Blocking,
-    /// It waits for a copy of weights and optimizer state, from which a thread writes. The trainer allocates the memory of
+    /// Waits for a copy of weights and optimizer state, from which a thread writes. The trainer allocates the memory of
     /// the copy when it is made.
     Async,
 }

@@ -1,5 +1,6 @@
 //! Step reports, read back from the device. On a GPU the host reads the results of many steps at once, on request.
 
+use ferrotron_parallel::agreement::wait_for_all;
 use ferrotron_parallel::collective::Group;
 use ferrotron_tensor::ops::outcome::StepMetricsLog;
 use ferrotron_tensor::{Device, Result, Tensor};
@@ -123,8 +124,7 @@ impl Reports {
             }
             let skipped = !grad_norm.is_finite();
             let report = report(&given, loss, grad_norm);
-            // A rank that ends with an error ends the calls of the others: all have the results first.
-            let report = report.inspect_err(|_| drop(world.barrier().wait()))?;
+            let report = report.inspect_err(|_| wait_for_all(world))?;
             self.read.push(StepReport { skipped, seconds, ..report });
         }
         Ok(lost)

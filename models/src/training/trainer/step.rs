@@ -237,8 +237,9 @@ impl<M: Model> Trainer<M> {
     /// Enqueues the reduction of the loss and the global gradient norm, and decides on the device whether the update is
     /// applied. Returns the sums of the loss terms over the world, if there are several.
     fn check_gradients(&mut self, step: &StepBatch, sums: Vec<Tensor>) -> Result<Option<Tensor>> {
-        let (loss, terms) = step.loss.reduce(sums, self.mesh.world())?;
+        let loss = step.loss.reduce(sums, self.mesh.world())?; // beside the last gradients: one wait for both
         self.data_parallel.finish_step()?;
+        let (loss, terms) = loss.wait()?;
         let sq_norm = &self.data_parallel.sq_norm()?;
         // If replicas take independent steps, each has its own norm, but all must stop together.
         let data = self.mesh.axis(Axis::Data);
@@ -246,17 +247,15 @@ impl<M: Model> Trainer<M> {
             true => Some(data.all_reduce(sq_norm.copy()?, Reduction::Sum)?.wait()?),
             false => None,
         };
-        let sums = StepSums { loss: &loss, sq_norm, others: others.as_ref() };
-        let overflow = match self.loss_scaler.skips() {
-            true => OverflowPolicy::SkipStep,
-            false => OverflowPolicy::Stop,
-        };
+        let skips = self.loss_scaler.skips();
+        let overflow = if skips { OverflowPolicy::SkipStep } else { OverflowPolicy::Stop };
         let config = CheckStepConfig {
             tokens: step.loss.denominator,
             loss_scale: step.loss_scale,
             max_norm: self.config.clip_grad,
             overflow,
         };
+        let sums = StepSums { loss: &loss, sq_norm, others: others.as_ref() };
         check_step(&mut self.step, &mut self.reports.outcomes, &config, &sums)?;
         Ok(terms)
     }

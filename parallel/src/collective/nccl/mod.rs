@@ -9,7 +9,7 @@
 //!  compute stream <-------- wait: waits for the event, the memory goes back to the pool in its order
 //! ```
 //!
-//! What differs from the host's backend: 16-bit numbers are rounded at every addition on their way, and how numbers are
+//! Differences from the host's backend: 16-bit numbers are rounded at every addition on their way, and how numbers are
 //! added depends on NCCL's choice of an algorithm, so sums are bitwise the same on all ranks and in a rerun, but not those
 //! of the host; the largest of numbers may pass a NaN over; and ranks that call different things hang until the timeout.
 

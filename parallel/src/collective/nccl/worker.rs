@@ -39,7 +39,7 @@ struct UnderWay {
 
 pub struct Worker {
     host: Arc<dyn Collective>,
-    /// Until it has failed.
+    /// The communicator, until it has failed.
     communicator: Option<Communicator>,
     stream: Stream,
     device: Device,

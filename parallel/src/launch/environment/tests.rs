@@ -182,6 +182,23 @@ fn the_port_is_the_one_asked_for_or_behind_torchruns() {
     assert!(error.contains("got 0"), "{error}");
 }
 
+/// The system may give the port after one that was free to any connection before rank 0 listens there.
+#[test]
+fn ranks_of_one_machine_meet_at_no_port_of_connections() {
+    let port = |master: u16, node: usize| {
+        let one = "RANK=1 WORLD_SIZE=2 LOCAL_RANK=0 MASTER_ADDR=a TORCHELASTIC_RUN_ID=5f";
+        let variables = format!("{one} LOCAL_WORLD_SIZE={node} MASTER_PORT={master}");
+        read(&variables).unwrap().unwrap().rendezvous_port(None).unwrap()
+    };
+    let first = first_connection_port();
+    assert_eq!(port(4000, 2), 4001);
+    assert_eq!(port(first - 2, 2), first - 1);
+    assert_eq!(port(first - 1, 2), job_id::port(&format!("torchrun 5f {}", first - 1)));
+    assert_eq!(port(65_535, 2), job_id::port("torchrun 5f 65535"));
+    // Ranks of other machines may have another range.
+    assert_eq!(port(first, 1), first + 1);
+}
+
 #[test]
 fn a_job_without_a_port_has_one_of_its_id_or_is_told_the_remedies() {
     let port = |variables: &str| read(variables).unwrap().unwrap().rendezvous_port(None);

@@ -107,7 +107,7 @@ pub fn unsupported_reason(config: &PipelineConfig) -> Option<String> {
     }
 }
 
-/// Why no schedule of any kind has these stages, microbatches and chunks; `None` if one may.
+/// The reason for which no schedule of any kind has these stages, microbatches and chunks; `None` if one may.
 pub(in crate::pipeline) fn refused_sizes(
     [stages, microbatches, chunks]: [usize; 3],
 ) -> Option<String> {

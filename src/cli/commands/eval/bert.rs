@@ -2,16 +2,15 @@
 
 use ferrotron::models::bert::Bert;
 use ferrotron::models::data::tasks::{NUM_CHOICES, Race};
-use ferrotron::models::data::{FiniteSamples, HeldOutPairs};
-use ferrotron::models::evaluate::{LocalModel, evaluate};
+use ferrotron::models::data::{BlendedDataset, FiniteSamples, HeldOutPairs};
 use ferrotron::models::finite::first_not_finite;
-use ferrotron::models::stop::StopFlag;
 use ferrotron::tensor::At;
 use ferrotron::{Error, Result};
 use serde_json::{Map, json};
 use std::path::{Path, PathBuf};
 
 use super::args::EvalArgs;
+use super::with_progress::evaluate_with_progress;
 use crate::cli::args::data::DataSource;
 use crate::cli::closing_report::bert_line;
 use crate::cli::definition::Definition;
@@ -31,13 +30,8 @@ pub fn eval(
 ) -> Result<()> {
     let prepared = prepare(args, path, task, definition, place);
     let (loaded, samples) = all_ready(place, prepared)?;
-    let Loaded { model, config, scope, .. } = &loaded;
-    let (parts, mesh) = (std::slice::from_ref(model), &place.mesh);
-    let sizes = place.batch_size(args.micro_batch_size)?;
-    let parts_of_model = LocalModel { parts, config, scope, mesh };
-    // A signal ends the process: there is nothing to save.
-    let found = evaluate(&parts_of_model, &*samples, sizes, &StopFlag::default())?;
-    let found = found.expect("an evaluation that is not asked to stop has a result");
+    let (Loaded { model, scope, .. }, mesh) = (&loaded, &place.mesh);
+    let found = evaluate_with_progress(&loaded, &*samples, args.micro_batch_size, place)?;
     if !found.loss.is_finite() {
         let context = match mesh.world().size() {
             1 => first_not_finite(model)?
@@ -112,8 +106,21 @@ fn prepare(
     let is_run = checkpoint.as_ref().is_some_and(|found| !found.run().is_null());
     args.refuse_part("a bert is evaluated on all that was held out")?;
     let (source, origin) = args.data_config(&saved, is_run)?;
-    let DataSource::Files(files) = source else {
-        return Err(Error::config("--data", "a bert takes sentences of text files"));
+    let files = match source {
+        DataSource::Files(files) => files,
+        DataSource::Sets(sets) => {
+            let open = || {
+                sets.check_tokenizer(tokenizer)?;
+                BlendedDataset::open_sentences(&sets, tokenizer.vocab_size())
+            };
+            let held_out = open().at(origin)?.validation.ok_or_else(|| {
+                let message =
+                    "the run's data sets hold nothing out for validation: name data by --data";
+                Error::config("--data", message)
+            })?;
+            let pairs = HeldOutPairs::of_blend(&held_out, special, seq_length).at(origin)?;
+            return Ok((loaded, Box::new(pairs)));
+        }
     };
     let (train, validation) = corpus::open_documents(&files, tokenizer, output::note).at(origin)?;
     let whole = args.valid_fraction == Some(1.0);

@@ -56,7 +56,7 @@ fn short(value: f64) -> String {
     }
 }
 
-/// How the points of a curve are drawn.
+/// The way in which the points of a curve are drawn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Style {
     /// A line.

@@ -1,10 +1,10 @@
 //! Axes: the range of values that a picture shows, and the marks on it.
 
-/// How values become distances.
+/// The way in which values become distances.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ScaleKind {
     Linear,
-    /// By powers of ten; values that are not positive have no place.
+    /// Powers of ten; values that are not positive have no place.
     Logarithmic,
 }
 

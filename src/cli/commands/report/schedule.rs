@@ -21,7 +21,8 @@ pub fn pipeline(args: &TrainArgs) -> Option<PipelineConfig> {
     let default = if named == Some(ScheduleKind::Interleaved) { 2 } else { 1 };
     let chunks = parallel.num_virtual_stages_per_pipeline_rank.unwrap_or(default);
     let implied = if chunks > 1 { ScheduleKind::Interleaved } else { ScheduleKind::OneFOneB };
-    let ranks = stages * parallel.ranks.tensor_model_parallel_size * parallel.context_parallel_size;
+    let ranks =
+        stages * parallel.ranks.tensor_model_parallel_size * parallel.ranks.context_parallel_size;
     let data_parallel = parallel.ranks.nproc.unwrap_or(ranks) / ranks.max(1);
     let unit = args.optimization.micro_batch_size * data_parallel.max(1);
     let microbatches = args.optimization.global_batch_size.unwrap_or(unit) / unit.max(1);

@@ -48,7 +48,7 @@ pub struct Prompt {
     pub echo: bool,
 }
 
-/// What became of a prompt.
+/// The result of a prompt.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Completion {
     /// The tokens that were added.
@@ -65,7 +65,23 @@ pub struct Completion {
 #[derive(Debug, Clone, PartialEq)]
 pub struct CompletionRequest {
     pub model: Option<String>,
+    /// Each prompt as often as it is continued.
     pub prompts: Vec<Prompt>,
+    /// Completions of each prompt.
+    pub n: usize,
+    /// Whether the text is sent in pieces as it comes.
+    pub stream: bool,
+    /// Whether the last piece is followed by the count of tokens.
+    pub stream_usage: bool,
+}
+
+/// The fields of a response that do not depend on the completions.
+#[derive(Debug, Clone)]
+pub struct ResponseHead {
+    pub id: u64,
+    /// Seconds since 1970.
+    pub created: u64,
+    pub model: String,
 }
 
 /// The bounds of what the model can do.
@@ -78,6 +94,10 @@ pub struct Limits<'a> {
 
 /// The most tokens that are reported for each position.
 const MOST_LOGPROBS: usize = 20;
+
+/// The most completions of a prompt, as OpenAI's, and of all prompts of a request that asks for several of each.
+const MOST_COMPLETIONS: usize = 128;
+const MOST_COMPLETIONS_TOGETHER: usize = 1 << 16;
 
 impl CompletionRequest {
     /// Reads the body of a request.
@@ -107,21 +127,27 @@ impl CompletionRequest {
         let seed = fields.integer("seed")?;
         let echo = fields.flag("echo")?;
         let stop = fields.stop()?;
-        for name in ["n", "best_of"] {
-            if fields.count(name)?.is_some_and(|count| count != 1) {
-                return Err(ApiError::field(name, format!("{name} must be 1")));
-            }
+        let n = fields.count("n")?.unwrap_or(1);
+        if !(1..=MOST_COMPLETIONS).contains(&n) {
+            return Err(ApiError::field("n", format!("n must be from 1 to {MOST_COMPLETIONS}")));
+        }
+        if fields.count("best_of")?.is_some_and(|count| count != n) {
+            let message = format!("best_of must be n, which is {n}: all completions are returned");
+            return Err(ApiError::field("best_of", message));
         }
         for name in ["presence_penalty", "frequency_penalty"] {
             if fields.number(name)?.is_some_and(|penalty| penalty != 0.0) {
                 return Err(ApiError::field(name, format!("{name} must be 0")));
             }
         }
-        if fields.flag("stream")? {
-            return Err(ApiError::field("stream", "stream must be false"));
+        let stream = fields.flag("stream")?;
+        if stream && logprobs.is_some() {
+            let message = "logprobs do not come in pieces: leave logprobs or stream out";
+            return Err(ApiError::field("logprobs", message));
         }
+        let stream_usage = fields.stream_usage(stream)?;
         fields.text("user")?;
-        for name in ["suffix", "logit_bias", "stream_options"] {
+        for name in ["suffix", "logit_bias"] {
             let empty =
                 |value: &Value| value.is_null() || *value == json!({}) || *value == json!("");
             if fields.0.remove(name).is_some_and(|value| !empty(&value)) {
@@ -146,7 +172,24 @@ impl CompletionRequest {
             Ok(Prompt { tokens, max_tokens, temperature, top_p, seed, stop, logprobs, echo })
         };
         let prompts = tokens_of_prompts(prompts, limits)?.into_iter().map(prompt);
-        Ok(CompletionRequest { model, prompts: prompts.collect::<Result<_>>()? })
+        let mut prompts = prompts.collect::<Result<Vec<_>>>()?;
+        if n > 1 {
+            if prompts.len() * n > MOST_COMPLETIONS_TOGETHER {
+                let message = format!(
+                    "{} prompts with n {n} are more than {MOST_COMPLETIONS_TOGETHER} completions: send fewer at once",
+                    prompts.len()
+                );
+                return Err(ApiError::field("n", message));
+            }
+            // With a seed, completions have that one and those that follow it.
+            let copy = |prompt: &Prompt, number: u64| {
+                let seed = prompt.seed.map(|seed| seed.wrapping_add(number));
+                Prompt { seed, ..prompt.clone() }
+            };
+            let copies = |prompt| (0..n as u64).map(move |number| copy(prompt, number));
+            prompts = prompts.iter().flat_map(copies).collect();
+        }
+        Ok(CompletionRequest { model, prompts, n, stream, stream_usage })
     }
 }
 
@@ -224,6 +267,23 @@ impl Fields {
         Ok(self.take(name, "true or false", Value::as_bool)?.unwrap_or(false))
     }
 
+    /// Whether `stream_options` ask for the count of tokens.
+    fn stream_usage(&mut self, stream: bool) -> Result<bool> {
+        let refuse = |message| Err(ApiError::field("stream_options", message));
+        match self.0.remove("stream_options") {
+            None | Some(Value::Null) => Ok(false),
+            Some(_) if !stream => refuse("stream_options need stream"),
+            Some(Value::Object(mut options)) => {
+                let usage = options.remove("include_usage").unwrap_or(Value::Bool(false));
+                match (usage.as_bool(), options.keys().next()) {
+                    (Some(usage), None) => Ok(usage),
+                    _ => refuse("stream_options may have include_usage alone, true or false"),
+                }
+            }
+            Some(_) => refuse("stream_options must be an object"),
+        }
+    }
+
     fn stop(&mut self) -> Result<Vec<String>> {
         let read = |value: &Value| match value {
             Value::String(text) => Some(vec![text.clone()]),
@@ -242,7 +302,7 @@ pub fn response(
     request: &CompletionRequest,
     completions: &[Completion],
     tokenizer: &Tokenizer,
-    (id, created, model): (u64, u64, &str),
+    head: &ResponseHead,
 ) -> Value {
     let choices = request.prompts.iter().zip(completions).enumerate();
     let choices: Vec<Value> = choices
@@ -252,24 +312,52 @@ pub fn response(
                 "index": index,
                 "text": before + &completion.text,
                 "logprobs": prompt.logprobs.map(|_| logprobs(prompt, completion, tokenizer)),
-                "finish_reason": if completion.stopped { "stop" } else { "length" },
+                "finish_reason": completion.finish_reason(),
             })
         })
         .collect();
-    let prompt: usize = request.prompts.iter().map(|prompt| prompt.tokens.len()).sum();
+    head.response(choices, Some(usage(request, completions)))
+}
+
+/// The count of tokens: of each prompt once, and of all completions.
+pub fn usage(request: &CompletionRequest, completions: &[Completion]) -> Value {
+    let once = request.prompts.iter().step_by(request.n);
+    let prompt: usize = once.map(|prompt| prompt.tokens.len()).sum();
     let added: usize = completions.iter().map(|completion| completion.tokens.len()).sum();
     json!({
-        "id": format!("cmpl-{id}"),
-        "object": "text_completion",
-        "created": created,
-        "model": request.model.as_deref().unwrap_or(model),
-        "choices": choices,
-        "usage": {
-            "prompt_tokens": prompt,
-            "completion_tokens": added,
-            "total_tokens": prompt + added,
-        },
+        "prompt_tokens": prompt,
+        "completion_tokens": added,
+        "total_tokens": prompt + added,
     })
+}
+
+impl ResponseHead {
+    /// A response, or an event of one, with these choices.
+    pub fn response(&self, choices: Vec<Value>, usage: Option<Value>) -> Value {
+        let mut response = json!({
+            "id": format!("cmpl-{}", self.id),
+            "object": "text_completion",
+            "created": self.created,
+            "model": self.model,
+            "choices": choices,
+        });
+        if let Some(usage) = usage {
+            response["usage"] = usage;
+        }
+        response
+    }
+}
+
+impl Completion {
+    /// The reason why it ended, in OpenAI's words.
+    pub fn finish_reason(&self) -> &'static str {
+        if self.stopped { "stop" } else { "length" }
+    }
+}
+
+/// The first byte of the first stop in `text`.
+pub fn first_stop(text: &str, stop: &[String]) -> Option<usize> {
+    stop.iter().filter_map(|stop| text.find(stop.as_str())).min()
 }
 
 /// The tokens that are reported, each with its log-probability and the likeliest tokens. The first token of a prompt has

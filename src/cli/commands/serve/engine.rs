@@ -17,7 +17,7 @@ use std::ops::ControlFlow;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::Duration;
 
-use super::api::{Completion, Prompt};
+use super::api::{Completion, Prompt, first_stop};
 
 /// Time between two messages to the other ranks.
 const HEARTBEAT: Duration = Duration::from_secs(1);
@@ -25,9 +25,23 @@ const HEARTBEAT: Duration = Duration::from_secs(1);
 /// The prompts of a request.
 pub struct Job {
     pub prompts: Vec<Prompt>,
-    /// Takes the completions, or the reason why there are none.
-    pub reply: Box<dyn FnOnce(std::result::Result<Vec<Completion>, String>) + Send>,
+    pub client: Box<dyn Client>,
 }
+
+/// Whoever waits for the completions of a request.
+pub trait Client: Send {
+    /// Called with all tokens that were added to a prompt so far, behind each token that is not the last one asked for.
+    /// Returns whether anybody still waits.
+    fn added(&mut self, _prompt: usize, _tokens: &[u32]) -> bool {
+        true
+    }
+
+    /// Takes the completions, or the reason why there are none.
+    fn answered(self: Box<Self>, completions: std::result::Result<Vec<Completion>, String>);
+}
+
+/// Told of all tokens that were added to a prompt, by its number; returns whether anybody still waits.
+type Watch<'a> = dyn FnMut(usize, &[u32]) -> bool + 'a;
 
 /// A model that answers prompts.
 pub struct Engine<'a> {
@@ -55,14 +69,23 @@ impl Engine<'_> {
                     return Ok(());
                 }
             };
-            let jobs: Vec<Job> = std::iter::once(first).chain(jobs.try_iter()).collect();
+            let mut jobs: Vec<Job> = std::iter::once(first).chain(jobs.try_iter()).collect();
             let mut prompts: Vec<Prompt> =
                 jobs.iter().flat_map(|job| job.prompts.iter().cloned()).collect();
             for prompt in &mut prompts {
                 seed += 1;
                 prompt.seed.get_or_insert(seed);
             }
-            let completions = match self.answer(&prompts) {
+            let owners: Vec<(usize, usize)> = (jobs.iter().enumerate())
+                .flat_map(|(job, Job { prompts, .. })| {
+                    (0..prompts.len()).map(move |own| (job, own))
+                })
+                .collect();
+            let mut watch = |prompt: usize, tokens: &[u32]| {
+                let (job, own) = owners[prompt];
+                jobs[job].client.added(own, tokens)
+            };
+            let completions = match self.answer(&prompts, &mut watch) {
                 Err(error) if error.kind() != ErrorKind::Communication => Err(error.to_string()),
                 answered => Ok(answered?),
             };
@@ -70,7 +93,7 @@ impl Engine<'_> {
             for job in jobs {
                 let count = job.prompts.len();
                 let own = completions.as_mut().map(|all| all.take(count).collect());
-                (job.reply)(own.map_err(|error| error.clone()));
+                job.client.answered(own.map_err(|error| error.clone()));
             }
         }
     }
@@ -114,8 +137,8 @@ impl Engine<'_> {
         Ok(scores.expect("a score that is not asked to stop has a result"))
     }
 
-    fn answer(&self, prompts: &[Prompt]) -> Result<Vec<Completion>> {
-        let mut completions = self.generate(prompts)?;
+    fn answer(&self, prompts: &[Prompt], watch: &mut Watch) -> Result<Vec<Completion>> {
+        let mut completions = self.generate(prompts, watch)?;
         // What is scored, and whose it is.
         let (mut requests, mut owners) = (Vec::new(), Vec::new());
         for (index, (prompt, completion)) in prompts.iter().zip(&completions).enumerate() {
@@ -146,11 +169,12 @@ impl Engine<'_> {
     }
 
     /// Continues the prompts that take more than a look at the likeliest next token.
-    fn generate(&self, prompts: &[Prompt]) -> Result<Vec<Completion>> {
-        let several = |prompt: &&Prompt| !is_single_step(prompt);
+    fn generate(&self, prompts: &[Prompt], watch: &mut Watch) -> Result<Vec<Completion>> {
+        let several = prompts.iter().enumerate().filter(|(_, prompt)| !is_single_step(prompt));
+        let several: Vec<(usize, &Prompt)> = several.collect();
         let mut added = match self.model.mesh.world().size() {
-            1 => self.with_cache(prompts.iter().filter(several))?,
-            _ => self.by_scores(&prompts.iter().filter(several).collect::<Vec<_>>())?,
+            1 => self.with_cache(&several, watch)?,
+            _ => self.by_scores(&several, watch)?,
         }
         .into_iter();
         let completion = |prompt: &Prompt| match is_single_step(prompt) {
@@ -161,8 +185,8 @@ impl Engine<'_> {
     }
 
     /// Continues one prompt after another on a single rank, each with a key-value cache.
-    fn with_cache<'a>(&self, prompts: impl Iterator<Item = &'a Prompt>) -> Result<Vec<Vec<u32>>> {
-        let continued = |prompt: &Prompt| {
+    fn with_cache(&self, prompts: &[(usize, &Prompt)], watch: &mut Watch) -> Result<Vec<Vec<u32>>> {
+        let continued = |&(number, prompt): &(usize, &Prompt)| {
             let mut added = Vec::new();
             let sampling = self.sampling(prompt);
             let [gpt] = self.model.parts else {
@@ -170,18 +194,19 @@ impl Engine<'_> {
             };
             generate(gpt, &prompt.tokens, prompt.max_tokens, &sampling, |token| {
                 added.push(token);
-                match self.is_stopped(prompt, &added) {
+                match self.is_stopped(prompt, &added) || !watch(number, &added) {
                     true => ControlFlow::Break(()),
                     false => ControlFlow::Continue(()),
                 }
             })?;
             Ok(added)
         };
-        prompts.map(continued).collect()
+        prompts.iter().map(continued).collect()
     }
 
     /// Continues prompts together on several ranks. Each token costs a forward over all positions.
-    fn by_scores(&self, prompts: &[&Prompt]) -> Result<Vec<Vec<u32>>> {
+    fn by_scores(&self, several: &[(usize, &Prompt)], watch: &mut Watch) -> Result<Vec<Vec<u32>>> {
+        let prompts: Vec<&Prompt> = several.iter().map(|(_, prompt)| *prompt).collect();
         let mut added = vec![Vec::new(); prompts.len()];
         let mut active: Vec<usize> = (0..prompts.len()).collect();
         let samples = prompts.iter().any(|prompt| prompt.temperature > 0.0);
@@ -209,7 +234,10 @@ impl Engine<'_> {
                     continue;
                 }
                 added[index].push(token);
-                if added[index].len() < prompt.max_tokens && !self.is_stopped(prompt, &added[index])
+                let tokens = &added[index];
+                if tokens.len() < prompt.max_tokens
+                    && !self.is_stopped(prompt, tokens)
+                    && watch(several[index].0, tokens)
                 {
                     going_on.push(index);
                 }
@@ -250,11 +278,6 @@ impl Engine<'_> {
 /// Whether the likeliest next token, or none, is all that is asked for.
 fn is_single_step(prompt: &Prompt) -> bool {
     prompt.max_tokens == 0 || (prompt.max_tokens == 1 && prompt.temperature == 0.0)
-}
-
-/// The first byte of the first stop in `text`.
-fn first_stop(text: &str, stop: &[String]) -> Option<usize> {
-    stop.iter().filter_map(|stop| text.find(stop.as_str())).min()
 }
 
 /// The message of rank 0 that asks for scores.

@@ -1,10 +1,11 @@
-//! The HTTP server: one thread that reads requests, hands prompts to the engine and writes responses.
+//! The HTTP server: one thread that reads requests, hands prompts to the engine and writes responses, whole or as events.
 
 use ferrotron::models::stop::StopFlag;
 use ferrotron::models::tokenizer::Tokenizer;
 use ferrotron::{Error, Result};
 use http_body_util::{BodyExt, Full};
-use hyper::body::{Bytes, Incoming};
+use hyper::body::{Body, Bytes, Frame, Incoming};
+use hyper::header::{CONTENT_TYPE, HeaderValue};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
@@ -12,16 +13,20 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use serde_json::{Value, json};
 use std::convert::Infallible;
 use std::net::TcpListener;
+use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::net::TcpStream;
-use tokio::sync::{oneshot, watch};
+use tokio::sync::mpsc::UnboundedReceiver;
+use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinSet;
 
-use super::api::{ApiError, CompletionRequest, Limits, response};
-use super::engine::Job;
+use super::api::{ApiError, Completion, CompletionRequest, Limits, ResponseHead, response};
+use super::engine::{Client, Job};
+use super::stream::StreamingClient;
 
 /// Bytes of the largest request that is read.
 const LARGEST_BODY: usize = 8 << 20;
@@ -38,9 +43,9 @@ const TO_WRITE: Duration = Duration::from_secs(1);
 /// Time between two looks at the request to stop.
 const POLL: Duration = Duration::from_millis(50);
 
-/// What the handlers of all connections share.
+/// State that the handlers of all connections share.
 pub struct Service {
-    pub tokenizer: Tokenizer,
+    pub tokenizer: Arc<Tokenizer>,
     pub vocab_size: usize,
     pub longest: usize,
     /// The name of the model in responses.
@@ -84,13 +89,11 @@ pub fn serve(listener: TcpListener, service: Service, stop: &StopFlag) -> Result
 /// Answers the requests of a connection. When `ends` changes, one that is being answered is the last; without one the
 /// connection is closed.
 async fn connection(stream: TcpStream, service: Arc<Service>, mut ends: watch::Receiver<()>) {
-    let is_busy = &AtomicBool::new(false);
+    let is_busy = &Arc::new(AtomicBool::new(false));
     let service = &service;
     let answer = service_fn(move |request| async move {
         is_busy.store(true, Relaxed);
-        let response = answer(service, request).await;
-        is_busy.store(false, Relaxed);
-        response
+        answer(service, request, Busy(is_busy.clone())).await
     });
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
@@ -107,25 +110,68 @@ async fn connection(stream: TcpStream, service: Arc<Service>, mut ends: watch::R
     };
 }
 
+/// Marks a connection as busy until the response is made, whole or up to its last event.
+struct Busy(Arc<AtomicBool>);
+
+impl Drop for Busy {
+    fn drop(&mut self) {
+        self.0.store(false, Relaxed);
+    }
+}
+
+/// A response that is made.
+enum Answer {
+    Whole(Value),
+    /// Its events, as they come.
+    Events(UnboundedReceiver<Bytes>),
+}
+
+/// The body of a response.
+enum ResponseBody {
+    Whole(Full<Bytes>),
+    Events(UnboundedReceiver<Bytes>, #[expect(dead_code, reason = "ends with the events")] Busy),
+}
+
+impl Body for ResponseBody {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context,
+    ) -> Poll<Option<std::result::Result<Frame<Bytes>, Infallible>>> {
+        match &mut *self {
+            ResponseBody::Whole(body) => Pin::new(body).poll_frame(context),
+            ResponseBody::Events(events, _) => {
+                events.poll_recv(context).map(|event| event.map(|event| Ok(Frame::data(event))))
+            }
+        }
+    }
+}
+
 async fn answer(
     service: &Service,
     request: Request<Incoming>,
-) -> std::result::Result<Response<Full<Bytes>>, Infallible> {
-    let (status, body) = match route(service, request).await {
-        Ok(body) => (200, body),
-        Err(error) => (error.status, error.to_json()),
+    busy: Busy,
+) -> std::result::Result<Response<ResponseBody>, Infallible> {
+    let whole = |value: Value| ResponseBody::Whole(Full::new(Bytes::from(value.to_string())));
+    let (status, kind, body) = match route(service, request).await {
+        Ok(Answer::Whole(value)) => (200, "application/json", whole(value)),
+        Ok(Answer::Events(events)) => {
+            (200, "text/event-stream", ResponseBody::Events(events, busy))
+        }
+        Err(error) => (error.status, "application/json", whole(error.to_json())),
     };
-    let mut response = Response::new(Full::new(Bytes::from(body.to_string())));
+    let mut response = Response::new(body);
     *response.status_mut() = StatusCode::from_u16(status).unwrap_or_default();
-    let json = hyper::header::HeaderValue::from_static("application/json");
-    response.headers_mut().insert(hyper::header::CONTENT_TYPE, json);
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(kind));
     Ok(response)
 }
 
 async fn route(
     service: &Service,
     request: Request<Incoming>,
-) -> std::result::Result<Value, ApiError> {
+) -> std::result::Result<Answer, ApiError> {
     let (method, path) = (request.method().clone(), request.uri().path().to_string());
     let wanted = match path.as_str() {
         "/v1/completions" => Method::POST,
@@ -140,10 +186,10 @@ async fn route(
     }
     match path.as_str() {
         "/v1/completions" => complete(service, &body(request).await?).await,
-        "/health" => Ok(json!({ "status": "ok" })),
+        "/health" => Ok(Answer::Whole(json!({ "status": "ok" }))),
         _ => {
             let model = json!({ "id": service.model, "object": "model", "owned_by": "ferrotron" });
-            Ok(json!({ "object": "list", "data": [model] }))
+            Ok(Answer::Whole(json!({ "object": "list", "data": [model] })))
         }
     }
 }
@@ -174,19 +220,39 @@ async fn body(request: Request<Incoming>) -> std::result::Result<Vec<u8>, ApiErr
     Ok(body)
 }
 
-async fn complete(service: &Service, body: &[u8]) -> std::result::Result<Value, ApiError> {
+/// A client that gets its completions at once.
+struct WaitingClient(oneshot::Sender<std::result::Result<Vec<Completion>, String>>);
+
+impl Client for WaitingClient {
+    fn answered(self: Box<Self>, completions: std::result::Result<Vec<Completion>, String>) {
+        // A client that is gone needs no answer.
+        drop(self.0.send(completions));
+    }
+}
+
+async fn complete(service: &Service, body: &[u8]) -> std::result::Result<Answer, ApiError> {
     let Service { tokenizer, vocab_size, longest, .. } = service;
     let limits = Limits { tokenizer, vocab_size: *vocab_size, longest: *longest };
     let request = CompletionRequest::parse(body, &limits)?;
-    let (sender, receiver) = oneshot::channel();
-    // A client that is gone needs no answer.
-    let reply = Box::new(move |completions| drop(sender.send(completions)));
-    let job = Job { prompts: request.prompts.clone(), reply };
     let ended = || ApiError::new(503, "the server is ending");
-    service.jobs.lock().map_err(|_| ended())?.send(job).map_err(|_| ended())?;
+    let send = |client| {
+        let job = Job { prompts: request.prompts.clone(), client };
+        service.jobs.lock().map_err(|_| ended())?.send(job).map_err(|_| ended())
+    };
+    let head = ResponseHead {
+        id: service.count.fetch_add(1, Relaxed),
+        created: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs()),
+        model: request.model.clone().unwrap_or_else(|| service.model.clone()),
+    };
+    if request.stream {
+        let (sender, events) = mpsc::unbounded_channel();
+        let client = StreamingClient::new(request.clone(), head, tokenizer.clone(), sender);
+        send(Box::new(client))?;
+        return Ok(Answer::Events(events));
+    }
+    let (sender, receiver) = oneshot::channel();
+    send(Box::new(WaitingClient(sender)))?;
     let completions = receiver.await.map_err(|_| ended())?;
     let completions = completions.map_err(|error| ApiError::new(500, error))?;
-    let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
-    let id = service.count.fetch_add(1, Relaxed);
-    Ok(response(&request, &completions, tokenizer, (id, created, &service.model)))
+    Ok(Answer::Whole(response(&request, &completions, tokenizer, &head)))
 }

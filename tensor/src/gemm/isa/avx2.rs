@@ -118,12 +118,23 @@ impl Vector for F32x8 {
                     to.cast(),
                     _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(self.0),
                 ),
-                DType::F32 => _mm256_storeu_ps(to.cast(), self.0),
-                _ => {
-                    let mut lanes = [0.0_f32; 8];
-                    _mm256_storeu_ps(lanes.as_mut_ptr(), self.0);
-                    to.cast::<[D; 8]>().write_unaligned(lanes.map(D::from_acc));
+                DType::BF16 => {
+                    // To nearest even: add half of what is cut off, minus one when the kept part
+                    // is even. A NaN keeps its upper half and becomes quiet.
+                    let bits = _mm256_castps_si256(self.0);
+                    let upper = _mm256_srli_epi32::<16>(bits);
+                    let odd = _mm256_and_si256(upper, _mm256_set1_epi32(1));
+                    let half = _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff));
+                    let rounded = _mm256_srli_epi32::<16>(_mm256_add_epi32(bits, half));
+                    let nan = _mm256_castps_si256(_mm256_cmp_ps::<_CMP_UNORD_Q>(self.0, self.0));
+                    let quiet = _mm256_or_si256(upper, _mm256_set1_epi32(0x40));
+                    let chosen = _mm256_blendv_epi8(rounded, quiet, nan);
+                    let (low, high) =
+                        (_mm256_castsi256_si128(chosen), _mm256_extracti128_si256::<1>(chosen));
+                    // No lane exceeds 16 bits, so none saturates.
+                    _mm_storeu_si128(to.cast(), _mm_packus_epi32(low, high));
                 }
+                _ => _mm256_storeu_ps(to.cast(), self.0),
             }
         }
     }

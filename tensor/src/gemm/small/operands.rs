@@ -99,7 +99,7 @@ impl<T: Element> SmallGemm<T> {
     /// Packs rows for both sides, those of the right `to_row` apart. Where that is the same, it is done once.
     ///
     /// # Safety
-    /// As [`SmallGemm::pack`], with room for an even number of rows of `to_row` elements.
+    /// The conditions of [`SmallGemm::pack`], with room for an even number of rows of `to_row` elements.
     pub(crate) unsafe fn pack_both(
         &self,
         from: (*const T, usize),

@@ -80,7 +80,7 @@ fn check<T: Element>(level: Isa) {
     }
 }
 
-/// For sums s of (rows, columns): s y, and transposed from an even row and a column on, s^T x.
+/// Computes s y for sums s of (rows, columns), and transposed from an even row and a column on, s^T x.
 fn sums_as_factors<T: Element>(
     blocks: &SmallGemm<T>,
     (rows, columns, width): (usize, usize, usize),

@@ -122,7 +122,7 @@ pub struct StepSums<'a> {
     pub loss: &'a Tensor,
     /// Sum of the squared gradients.
     pub sq_norm: &'a Tensor,
-    /// Not finite if gradients of another replica of the model, with a norm of its own, are not.
+    /// A number that is not finite if gradients of another replica of the model, with a norm of its own, are not.
     pub others: Option<&'a Tensor>,
 }
 

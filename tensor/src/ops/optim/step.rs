@@ -20,7 +20,7 @@ pub struct DeviceStepParams(StepStorage);
 enum StepStorage {
     /// `None` if the step is skipped.
     Host(Option<StepParams>),
-    /// In GPU memory, so that a captured step can be replayed with other values.
+    /// Values in GPU memory, so that a captured step can be replayed with other values.
     Gpu(Tensor),
 }
 

@@ -1,7 +1,7 @@
-//! Against `transformers` (numbers checked in under tests/hf), there and back, and the refusals.
+//! Comparisons with `transformers` (numbers checked in under tests/hf), there and back, and the refusals.
 
 use super::*;
-use crate::io::data::{Batch, PairBatch};
+use crate::io::data::{Batch, ChoiceBatch, PairBatch};
 use crate::io::hugging_face::tests::numbers;
 use crate::training::microbatch::Microbatch;
 use crate::training::model::Model;
@@ -13,6 +13,9 @@ use std::fs;
 use std::path::PathBuf;
 
 const NAMES: [&str; 4] = ["bert", "bert-mlm", "megatron-bert", "megatron-bert-mlm"];
+
+/// Those with one logit a choice.
+const CHOICES: [&str; 2] = ["bert-choices", "megatron-bert-choices"];
 
 fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/hf/tiny-bert").join(name)
@@ -71,13 +74,46 @@ fn logits_and_losses_equal_those_of_transformers() -> Result<()> {
     Ok(())
 }
 
+/// Rows of several lengths, of which the logit of each choice and the loss leave out the padding.
+#[test]
+fn logits_of_choices_equal_those_of_transformers() -> Result<()> {
+    for name in CHOICES {
+        let text = fs::read_to_string(fixture(name).join("expected.json")).unwrap();
+        let expected: Value = serde_json::from_str(&text).unwrap();
+        let all = |key: &str| numbers(&expected[key]).into_iter();
+        for dtype in [DType::F64, DType::F32] {
+            let device = Device::cpu(1)?;
+            let bert = import(&fixture(name), &device, dtype)?;
+            let length = expected["tokens"][0][0].as_array().unwrap().len();
+            let batch = ChoiceBatch {
+                tokens: all("tokens").map(|x| x as u32).collect(),
+                segments: all("segments").map(|x| x as u32).collect(),
+                answers: all("labels").map(|x| x as i64).collect(),
+                lengths: all("lengths").map(|x| x as usize).collect(),
+                ..ChoiceBatch::blank(0, [2, 4, length], 0)
+            };
+            let batch = Batch::try_from(batch)?;
+            let ctx = Context::eval(2, length);
+            let microbatch = Microbatch::new(&device, &Mesh::single(), &batch, ctx)?;
+            let ids = [microbatch.get(PairBatch::TOKENS)?, microbatch.get(PairBatch::SEGMENTS)?];
+            let logits = no_grad(|| bert.choice_logits(microbatch.ctx(), ids[0], ids[1]))?;
+            let off = gap(&logits.value().to_f64()?, &numbers(&expected["logits"]));
+            assert!(off < 1e-5, "{name}: {dtype} logits differ by {off:e}");
+            let losses = no_grad(|| Model::forward(&bert, &microbatch, None))?.losses;
+            let off = losses[0].1.value().item()? / 2.0 - expected["loss"].as_f64().unwrap();
+            assert!(off.abs() < 1e-5, "{name}: {dtype} loss differs by {off:e}");
+        }
+    }
+    Ok(())
+}
+
 #[test]
 fn what_goes_out_comes_back_bit_by_bit() -> Result<()> {
     let dir = tempfile::tempdir().unwrap();
     // FERROTRON_HF_EXPORT keeps the exports, for check_bert_export.py.
     let kept = std::env::var_os("FERROTRON_HF_EXPORT").map(PathBuf::from);
     let root = kept.unwrap_or_else(|| dir.path().to_path_buf());
-    for name in NAMES {
+    for name in NAMES.into_iter().chain(CHOICES) {
         let folder = root.join(name);
         let bert = import(&fixture(name), &Device::cpu(1)?, DType::F32)?;
         export(&bert, &folder)?;

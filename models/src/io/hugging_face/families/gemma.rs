@@ -27,7 +27,7 @@ pub(super) const GEMMA2: Family = Family {
     ..LLAMA
 };
 
-/// What `transformers` takes where `config.json` names none.
+/// The width of a head for `transformers` where `config.json` names none.
 const HEAD_DIM: usize = 256;
 const WINDOW: usize = 4096;
 

@@ -1,10 +1,10 @@
-//! Algorithms in which every rank talks with every other: all-to-all, exchanges, and sums of 16-bit numbers. Those sums
-//! must not be rounded on their way round a ring.
+//! Algorithms in which every rank talks with every other: all-to-all, exchanges, sums of 16-bit numbers, and small
+//! all-reduces. Sums of 16-bit numbers must not be rounded on their way round a ring.
 
 use ferrotron_tensor::DType;
 use std::ops::Range;
 
-use crate::collective::host::algorithms::combine::{round, widen_add};
+use crate::collective::host::algorithms::combine::{ReduceKernels, round, widen_add};
 use crate::collective::host::transport::peer_channels::{PeerChannels, clip, pieces};
 use crate::collective::host::transport::piece::{ChannelResult, PIECE, WINDOW};
 
@@ -101,6 +101,66 @@ pub async fn reduce_scatter_narrow(
             }
         }
         round(dtype, &mut bytes[place], sum);
+    }
+    Ok(())
+}
+
+/// Reduces to parts: part i arrives on rank i, at its place in `bytes`, added in the order of the ring, so with the ring's
+/// bits. The
+/// buffer is at most a piece.
+///
+/// Ranks wait once, not once for each step round a ring: ranks that share a core take turns that often.
+pub async fn reduce_scatter_small(
+    links: &mut PeerChannels,
+    parts: &[Range<usize>],
+    bytes: &mut [u8],
+    kernels: &ReduceKernels,
+) -> ChannelResult<()> {
+    for to in links.others() {
+        let place = parts[to].clone();
+        if !place.is_empty() {
+            // SAFETY: `run` settles. Only this rank's own part is written here; an all-gather that follows writes the
+            // others when their owners have received what was sent.
+            unsafe { links.to(to)?.lend(&bytes[place]).await? };
+        }
+    }
+    links.recv_headers().await?;
+    let own = parts[links.rank].clone();
+    if own.is_empty() {
+        return Ok(());
+    }
+    let mut words = vec![0_u64; own.len().div_ceil(size_of::<u64>())]; // aligned for any element
+    let sum = &mut bytemuck::cast_slice_mut(&mut words)[..own.len()];
+    for (index, from) in links.others().into_iter().enumerate() {
+        let from = links.from(from)?;
+        let addend = from.piece(own.len()).await?;
+        match index {
+            0 => sum.copy_from_slice(addend),
+            _ => (kernels.accumulate)(sum, addend),
+        }
+        from.release();
+    }
+    (kernels.accumulate)(&mut bytes[own], sum);
+    Ok(())
+}
+
+/// Sends this rank's part of `bytes` to all others, and receives theirs. The buffer is at most a piece.
+pub async fn all_gather_small(
+    links: &mut PeerChannels,
+    parts: &[Range<usize>],
+    bytes: &mut [u8],
+) -> ChannelResult<()> {
+    let own = parts[links.rank].clone();
+    for to in links.others().into_iter().filter(|_| !own.is_empty()) {
+        // SAFETY: `run` settles, and nothing here writes this rank's part.
+        unsafe { links.to(to)?.lend(&bytes[own.clone()]).await? };
+    }
+    links.recv_headers().await?;
+    for from in links.others() {
+        let place = parts[from].clone();
+        if !place.is_empty() {
+            links.from(from)?.recv(&mut bytes[place]).await?;
+        }
     }
     Ok(())
 }

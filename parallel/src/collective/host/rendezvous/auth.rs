@@ -28,7 +28,7 @@ const REFUSED: [u8; 32] = [0; 32];
 pub struct Secret(Hmac<Sha256>);
 
 impl Secret {
-    /// Without a secret both ends prove that they know the empty one.
+    /// The secret, or the empty one where there is none: both ends then prove that they know that.
     pub fn new(secret: Option<&str>) -> Secret {
         let key = secret.unwrap_or_default().as_bytes();
         // Keys of any length are taken.

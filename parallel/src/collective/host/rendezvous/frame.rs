@@ -18,11 +18,11 @@ pub struct Introduction {
     pub job_id: Option<String>,
     /// Its number in the world.
     pub rank: usize,
-    /// Why it comes.
+    /// The purpose of the connection.
     pub purpose: Purpose,
 }
 
-/// Why a rank connects to another.
+/// The purpose for which a rank connects to another.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub enum Purpose {
     /// A rank comes to rank 0.
@@ -44,7 +44,7 @@ pub enum Purpose {
 pub enum Admission {
     /// The connection is the one it asked for.
     Admitted,
-    /// From rank 0: all are there; this is where they listen, from rank 0 on.
+    /// Sent by rank 0: all are there; this is where they listen, from rank 0 on.
     Addresses(Vec<SocketAddr>),
     /// There is no place for this rank.
     Refused(String),

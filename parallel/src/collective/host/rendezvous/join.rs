@@ -204,6 +204,10 @@ pub async fn connect(
     loop {
         let attempt = async {
             let mut stream = TcpStream::connect(address).await.map_err(explained)?;
+            // While nobody listens at a port of connections, the system may connect a socket to itself.
+            if stream.local_addr()? == stream.peer_addr()? {
+                return Err(ErrorKind::ConnectionRefused.into());
+            }
             stream.set_nodelay(true)?;
             secret.connect(&mut stream).await?;
             frame::write(&mut stream, introduction).await?;

@@ -142,7 +142,7 @@ impl NetRendezvous {
         Err(failed(format!("{missing} {verb} not made {id} within {limit:?} of rank {me}")))
     }
 
-    /// Why others wait too, unless the world fails meanwhile for another reason: ranks that do not answer.
+    /// Names ranks that do not answer, which is why others wait too, unless the world fails meanwhile for another reason.
     async fn blame_silent(&self) -> Option<String> {
         tokio::select! {
             biased;

@@ -7,7 +7,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::Poll;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::task::yield_now;
 use tokio::time::{sleep, timeout};
@@ -22,7 +22,7 @@ use crate::collective::host::silence::{blame, list};
 use crate::collective::host::transport::header::Header;
 use crate::collective::host::transport::peer_channels::PeerChannels;
 use crate::collective::host::transport::piece::{ChannelResult, Fault};
-use crate::collective::work::SPIN_TIME;
+use crate::collective::work::Polling;
 use crate::collective::{Call, CommVolume, Memory, Op};
 
 /// Time within which a rank that closes its channels must say why.
@@ -206,9 +206,8 @@ impl GroupTask {
 
 /// The next call. Polls first, since one call often follows another soon.
 async fn next(jobs: &mut UnboundedReceiver<QueuedCall>) -> Option<QueuedCall> {
-    let asleep = Instant::now() + SPIN_TIME;
-    while jobs.is_empty() && !jobs.is_closed() && Instant::now() < asleep {
-        std::thread::yield_now(); // threads that compute go first
+    let polling = Polling::start();
+    while jobs.is_empty() && !jobs.is_closed() && polling.pause() {
         yield_now().await;
     }
     jobs.recv().await

@@ -3,6 +3,7 @@
 use ferrotron_tensor::Error;
 use std::ops::Range;
 
+use crate::collective::direct::is_direct;
 use crate::collective::host::algorithms::combine::{is_narrow, kernels};
 use crate::collective::host::algorithms::{pairwise, ring, rooted};
 use crate::collective::host::transport::header::Header;
@@ -61,8 +62,18 @@ async fn transfer(
             let parts = even_parts(call, n);
             links.send_headers(header, &others, &others).await?;
             pairwise::reduce_scatter_narrow(links, call.dtype, &parts, bytes).await?;
+            if is_direct(n, whole) {
+                return pairwise::all_gather_small(links, &parts, bytes).await;
+            }
             let kernels = kernels(call.dtype, Reduction::Max);
             ring::ring(links, &parts, ring::all_gather(n), bytes, &kernels).await
+        }
+        Op::AllReduce(reduction) if is_direct(n, whole) => {
+            let bytes = slice(output, whole)?;
+            let (parts, kernels) = (even_parts(call, n), kernels(call.dtype, reduction));
+            links.send_headers(header, &others, &others).await?;
+            pairwise::reduce_scatter_small(links, &parts, bytes, &kernels).await?;
+            pairwise::all_gather_small(links, &parts, bytes).await
         }
         Op::AllReduce(reduction) => {
             let bytes = slice(output, whole)?;
@@ -75,11 +86,22 @@ async fn transfer(
             links.send_headers(header, &others, &others).await?;
             pairwise::reduce_scatter_narrow(links, call.dtype, &parts, bytes).await
         }
+        Op::ReduceScatter(reduction) if is_direct(n, whole) => {
+            let bytes = slice(output, whole)?;
+            links.send_headers(header, &others, &others).await?;
+            let kernels = kernels(call.dtype, reduction);
+            pairwise::reduce_scatter_small(links, &parts, bytes, &kernels).await
+        }
         Op::ReduceScatter(reduction) => {
             let bytes = slice(output, whole)?;
             let kernels = kernels(call.dtype, reduction);
             links.send_headers(header, &next, &previous).await?;
             ring::ring(links, &parts, ring::reduce_scatter(n), bytes, &kernels).await
+        }
+        Op::AllGather if is_direct(n, whole) => {
+            let bytes = slice(output, whole)?;
+            links.send_headers(header, &others, &others).await?;
+            pairwise::all_gather_small(links, &parts, bytes).await
         }
         Op::AllGather => {
             let bytes = slice(output, whole)?;

@@ -51,7 +51,7 @@ pub struct CallCounters {
 /// The answer of a rank that others wait for.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Answer {
-    /// It has entered the call.
+    /// Whether it has entered the call.
     pub entered: bool,
     /// Its last call, in words.
     pub last: String,

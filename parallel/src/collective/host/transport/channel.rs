@@ -63,21 +63,21 @@ impl YieldCounter {
 
 /// Kinds of [`SendChannel`].
 pub enum SendChannelKind {
-    /// To a thread of this process.
+    /// Writes to a thread of this process.
     Local(local::LocalWriter),
-    /// Over a connection.
+    /// Writes to a connection.
     Tcp(tcp::TcpWriter),
-    /// To another process of this machine.
+    /// Writes to another process of this machine.
     Shared(shm::ShmWriter),
 }
 
 /// Kinds of [`RecvChannel`].
 pub enum RecvChannelKind {
-    /// From a thread of this process.
+    /// Reads from a thread of this process.
     Local(local::LocalReader),
-    /// Over a connection.
+    /// Reads from a connection.
     Tcp(tcp::TcpReader),
-    /// From another process of this machine.
+    /// Reads from another process of this machine.
     Shared(shm::ShmReader),
 }
 

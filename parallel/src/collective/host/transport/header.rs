@@ -49,21 +49,7 @@ use number::*;
 
 /// Their names, as of [`Op::name`].
 fn name(op: u8) -> Option<&'static str> {
-    Some(match op {
-        ALL_REDUCE => "all_reduce",
-        ALL_GATHER => "all_gather",
-        REDUCE_SCATTER => "reduce_scatter",
-        BROADCAST => "broadcast",
-        REDUCE => "reduce",
-        GATHER => "gather",
-        SCATTER => "scatter",
-        ALL_TO_ALL => "all_to_all",
-        SEND => "send",
-        RECV => "recv",
-        SEND_RECV => "send_recv",
-        BARRIER => "barrier",
-        _ => return None,
-    })
+    Op::NAMES.get(usize::from(op).checked_sub(1)?).copied()
 }
 
 /// Sends, receives and exchanges are messages between two ranks, which agree with one another.

@@ -43,7 +43,7 @@ impl PieceBuffer {
     }
 }
 
-/// Why a call cannot be carried out.
+/// The reason for which a call cannot be carried out.
 #[derive(Debug)]
 pub enum Fault {
     /// A rank has closed its end of a pipe, for a reason that it may still tell.

@@ -58,7 +58,7 @@ pub(super) unsafe fn load() {
 /// Takes the shapes from this thread, which lets the processor save energy and the system less state.
 ///
 /// # Safety
-/// As [`load`].
+/// The conditions of [`load`].
 pub(super) unsafe fn release() {
     // SAFETY: as above.
     unsafe {
@@ -74,7 +74,7 @@ pub(super) unsafe fn release() {
 /// Multiplies tile registers `times` times into each of four others, and returns the floating-point operations done.
 ///
 /// # Safety
-/// As [`load`].
+/// The conditions of [`load`].
 pub(in crate::gemm) unsafe fn multiply_registers(times: usize) -> usize {
     const SUMS: usize = 4;
     // SAFETY: the caller's promise; all registers that are read are zeroed first, and all that change are named.

@@ -34,7 +34,7 @@ pub(crate) enum Event {
     Zero {
         register: usize,
     },
-    /// From rows `stride` bytes apart; `far` for the hint that the lines are not used again soon.
+    /// Reads rows `stride` bytes apart; `far` for the hint that the lines are not used again soon.
     Load {
         register: usize,
         address: usize,
@@ -78,7 +78,7 @@ pub(super) fn configured(shapes: &[u8; 64]) {
     }
 }
 
-/// From now on the instructions are carried out; true if they are.
+/// Carries out the instructions from now on; true if that is possible.
 pub(crate) fn install() -> bool {
     static INSTALLED: OnceLock<bool> = OnceLock::new();
     *INSTALLED.get_or_init(|| {

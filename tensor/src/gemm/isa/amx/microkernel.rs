@@ -33,7 +33,7 @@ pub(super) struct Microtile {
     /// Tiles of rows and of columns: a step is [`STEP_BYTES`], lanes 0 to 15 first.
     pub a: *const u8,
     pub b: *const u8,
-    /// At least 1; 0 in the last of a list, which only stores and converts what is left.
+    /// Number of steps, at least 1; 0 in the last of a list, which only stores and converts what is left.
     pub steps: usize,
     /// Partial sums to continue, or null.
     pub sums_in: *const u8,
@@ -231,7 +231,7 @@ macro_rules! row_bf16 {
     };
 }
 
-/// After four rows: the rows below 16 lie two tiles on.
+/// Moves on after four rows: the rows below 16 lie two tiles on.
 macro_rules! four_rows_done {
     ($label:literal) => {
         concat!(

@@ -60,7 +60,7 @@ pub(in crate::gemm) unsafe fn run(threads: usize, problem: Problem, alpha: f32) 
 }
 
 /// # Safety
-/// As [`run`], with a problem that is oriented.
+/// The conditions of [`run`], with a problem that is oriented.
 pub(super) unsafe fn run_with(
     blocking: Blocking,
     threads: usize,

@@ -43,9 +43,9 @@ struct Packed<'a> {
 
 /// The gradients of one head, as sums.
 struct Sums<'a> {
-    /// For each panel of queries, for each of the width: dq^T, with columns in the order of [`GradientPanel::query`].
+    /// dq^T by panel of queries, then of the width, with columns in the order of [`GradientPanel::query`].
     dq: &'a mut [f32],
-    /// For each of [`KEY_PANELS`] panels of keys, for each of the width.
+    /// dk by panel of keys ([`KEY_PANELS`]), then of the width.
     dk: &'a mut [f32],
     dv: &'a mut [f32],
 }

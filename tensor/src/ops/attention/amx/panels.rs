@@ -33,7 +33,7 @@ impl Sizes {
 /// Packs rows of `width` elements whose products run over the width.
 ///
 /// # Safety
-/// As [`pack_panels`], for rows `row` apart.
+/// The conditions of [`pack_panels`], for rows `row` apart.
 pub(super) unsafe fn pack_along(
     tiles: Tiles,
     (from, row): (*const bf16, usize),
@@ -48,7 +48,7 @@ pub(super) unsafe fn pack_along(
 /// Packs rows of `width` elements whose products run over the rows.
 ///
 /// # Safety
-/// As [`pack_along`].
+/// The conditions of [`pack_along`].
 pub(super) unsafe fn pack_across(
     tiles: Tiles,
     (from, row): (*const bf16, usize),

@@ -199,7 +199,7 @@ pub(super) struct GradientPanel<'a> {
     pub dprobabilities: &'a [f32],
     /// Factor of the scores, with log2(e).
     pub scale: f32,
-    /// For each query: lse log2(e), infinity for padding, and delta.
+    /// lse log2(e) of each query, infinity for padding, and delta.
     pub lse: &'a [f32],
     pub delta: &'a [f32],
     /// Keys that each query sees, from the first of this panel on, if one does not see them all.

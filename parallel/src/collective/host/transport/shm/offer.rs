@@ -29,9 +29,9 @@ pub struct Offer {
 /// The use that one end can make of the other's offer.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub struct Verdict {
-    /// It has mapped the ring.
+    /// Whether it has mapped the ring.
     pub maps: bool,
-    /// It can read the other process's memory.
+    /// Whether it can read the other process's memory.
     pub reads: bool,
 }
 
@@ -78,7 +78,7 @@ pub fn accept(mine: &Offer, theirs: &Offer) -> Result<(Verdict, Option<Ring>)> {
     Ok((Verdict { maps: ring.is_some(), reads }, ring))
 }
 
-/// Without shared memory there is still TCP; without descriptors there is neither.
+/// `None` without shared memory, where there is still TCP; an error without descriptors, where there is neither.
 fn unless_missing<T>(result: Result<T>) -> Result<Option<T>> {
     match result.map_err(explained) {
         Ok(value) => Ok(Some(value)),

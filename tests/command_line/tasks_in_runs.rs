@@ -1,0 +1,189 @@
+//! Tasks during a run: WikiText, LAMBADA and samples of text.
+
+use super::models_and_data::refused;
+use super::validation_sets::{assert_close, contains, events, metrics, refusal};
+use super::{TINY, ferrotron, folder_with_text, succeeded};
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+
+fn fixture(name: &str) -> String {
+    let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/hf/tasks").join(name);
+    folder.to_str().unwrap().to_string()
+}
+
+/// The options of tasks, on the texts of the fixture.
+fn task_options() -> Vec<String> {
+    let data = [
+        format!("wikitext={}", fixture("wiki.txt")),
+        format!("lambada={}", fixture("lambada.jsonl")),
+    ];
+    let words = ["--eval-tasks", "wikitext,lambada", "--overlapping-eval", "4", "--task-data"];
+    words.map(String::from).into_iter().chain(data).collect()
+}
+
+/// Trains the fixture's model for two steps with tasks behind each.
+fn train_with_tasks(folder: &Path, name: &str, layout: &str) -> Vec<Value> {
+    let (load, data, tasks) = (fixture(""), fixture("wiki.txt"), task_options());
+    let mut words = vec!["train", "--load", &load, "--data", &data, "--save", name];
+    words.extend(["--train-iters", "2", "--eval-tasks-interval", "1", "--eval-iters", "0"]);
+    words.extend(["--dtype", "f64", "--global-batch-size", "4", "--micro-batch-size", "2"]);
+    words.extend(["--sample-length", "0", "--threads", "1", "--save-interval", "1"]);
+    words.extend(["--tensorboard-dir", "tb"]);
+    words.extend(tasks.iter().map(String::as_str));
+    words.extend(layout.split_whitespace());
+    succeeded(ferrotron(folder, &words));
+    metrics(&folder.join(name))
+}
+
+#[test]
+fn tasks_have_the_numbers_of_eval_in_every_layout() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path();
+    let lines = train_with_tasks(path, "one", "");
+    for step in [1, 2] {
+        let (load, tasks) = (format!("one/iter_{step:07}"), task_options());
+        let mut words =
+            vec!["eval", "--load", &load, "--json", "--micro-batch-size", "3", "--tasks"];
+        words.extend(tasks[1..].iter().map(String::as_str));
+        let found: Value = serde_json::from_str(&succeeded(ferrotron(path, &words))).unwrap();
+        for (task, numbers) in found["results"].as_object().unwrap() {
+            for (name, want) in numbers.as_object().unwrap() {
+                let found = &lines[step - 1]["tasks"][task][name];
+                assert_close(found, want, 1e-9, &format!("{task} {name}"));
+            }
+        }
+    }
+    for tag in ["wikitext/adjusted_ppl", "lambada/acc"] {
+        assert!(contains(&events(&path.join("tb")), tag), "{tag}");
+    }
+    for (name, layout) in [
+        ("dp", "--nproc 2 --zero-stage 3"),
+        ("tp", "--nproc 2 --tensor-model-parallel-size 2 --sequence-parallel"),
+        ("cp", "--nproc 2 --context-parallel-size 2"),
+        ("pp", "--nproc 2 --pipeline-model-parallel-size 2"),
+    ] {
+        let found = train_with_tasks(path, name, layout);
+        for task in ["wikitext", "lambada"] {
+            for (number, want) in lines[1]["tasks"][task].as_object().unwrap() {
+                let found = &found[1]["tasks"][task][number];
+                assert_close(found, want, 1e-9, &format!("{name} {task} {number}"));
+            }
+        }
+    }
+    let line = train_with_tasks_refused(path, "--eval-tasks race --task-data race=x");
+    assert!(line.contains("--eval-tasks: race is a task of a BERT"), "{line}");
+    let line = train_with_tasks_refused(path, "--eval-tasks lambada");
+    assert!(line.contains("--task-data: is missing: give lambada=PATH"), "{line}");
+    std::fs::write(path.join("one-word.txt"), "alone\n").unwrap();
+    let line =
+        train_with_tasks_refused(path, "--eval-tasks lambada --task-data lambada=one-word.txt");
+    assert!(line.contains("passage 1 has no word behind another"), "{line}");
+}
+
+fn train_with_tasks_refused(folder: &Path, more: &str) -> String {
+    let data = fixture("wiki.txt");
+    let more: Vec<&str> = more.split_whitespace().collect();
+    let output = ferrotron(folder, &[&["train", "--data", &data], TINY, &more].concat());
+    assert!(!output.status.success());
+    String::from_utf8_lossy(&output.stderr).lines().last().unwrap_or_default().to_string()
+}
+
+#[test]
+fn samples_of_text_are_written_on_the_way() {
+    let folder = folder_with_text();
+    let path = folder.path();
+    let train = |more: &[&str]| {
+        let data = ["train", "--data", "text.txt", "--log-samples-to-tensorboard"];
+        ferrotron(path, &[&data[..], TINY, more].concat())
+    };
+    let options = ["--tensorboard-dir", "tb", "--eval-tasks-interval", "5", "--nproc", "2"];
+    succeeded(train(&options));
+    // Behind steps 5, 10, 15 and 20, and at the end.
+    let found = events(&path.join("tb"));
+    let tag = b"sample/text_summary";
+    assert_eq!(found.windows(tag.len()).filter(|window| window == tag).count(), 5);
+    assert!(metrics(&path.join("runs/0001"))[9].get("tasks").is_none());
+    let line = refused(train(&["--tensorboard-dir", "tb", "--sample-length", "0"]), 2);
+    assert!(line.contains("--log-samples-to-tensorboard: needs a --sample-length"), "{line}");
+}
+
+/// One sample behind each evaluation, the last step's too; and one rank has all weights whatever --zero-stage says.
+#[test]
+fn a_sample_behind_the_last_step_is_there_once() {
+    let folder = folder_with_text();
+    let path = folder.path();
+    let count = |name: &str, more: &str| {
+        let data = "train --data text.txt --log-samples-to-tensorboard --tensorboard-dir";
+        let data: Vec<&str> = data.split(' ').chain([name, "--save", name]).collect();
+        let more: Vec<&str> = more.split_whitespace().collect();
+        succeeded(ferrotron(path, &[&data[..], TINY, &more].concat()));
+        let bytes = events(&path.join(name));
+        let tag = b"sample/text_summary";
+        bytes.windows(tag.len()).filter(|window| window == tag).count()
+    };
+    assert_eq!(count("each", ""), 2); // steps 10 and 20
+    assert_eq!(count("zero", "--zero-stage 3"), 2);
+    assert_eq!(count("between", "--eval-tasks-interval 15"), 2); // steps 15 and 20
+    let line = refusal(
+        path,
+        "--data text.txt --log-samples-to-tensorboard --tensorboard-dir x --nproc 2 --zero-stage 3",
+    );
+    assert!(line.contains("--log-samples-to-tensorboard: no rank has the whole model"), "{line}");
+}
+
+/// Makes the embedding of the byte `z` infinite in a Hugging Face folder of a Llama in f32.
+fn damage_embedding_of_z(folder: &Path, width: usize) {
+    let path = folder.join("model.safetensors");
+    let mut bytes = std::fs::read(&path).unwrap();
+    let header = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    let tensors: Value = serde_json::from_slice(&bytes[8..8 + header]).unwrap();
+    let table = &tensors["model.embed_tokens.weight"];
+    assert_eq!((&table["dtype"], &table["shape"][1]), (&"F32".into(), &width.into()));
+    let start = 8 + header + table["data_offsets"][0].as_u64().unwrap() as usize;
+    let row = start + usize::from(b'z') * width * 4;
+    bytes[row..row + 4].copy_from_slice(&f32::INFINITY.to_le_bytes());
+    std::fs::write(path, bytes).unwrap();
+}
+
+/// A number of a task that is not finite is a warning; the other task and training go on, in every layout.
+#[test]
+fn a_task_whose_number_is_not_finite_warns_and_training_goes_on() {
+    let folder = folder_with_text();
+    let path = folder.path();
+    let words = |line: &str| line.split_whitespace().map(String::from).collect::<Vec<_>>();
+    let model = "train --data text.txt --tokenizer byte --architecture llama --save llama";
+    let model = words(model);
+    let model: Vec<&str> = model.iter().map(String::as_str).collect();
+    succeeded(ferrotron(path, &[&model[..], TINY].concat()));
+    succeeded(ferrotron(path, &["export", "--load", "llama", "--output", "hf"]));
+    damage_embedding_of_z(&path.join("hf"), 16);
+    // Neither training nor the other task sees the byte.
+    std::fs::write(path.join("lambada.txt"), "a zoo of\nsome text\n").unwrap();
+    for (name, layout) in [
+        ("one", ""),
+        ("tp", "--nproc 2 --tensor-model-parallel-size 2"),
+        ("dp", "--nproc 2 --zero-stage 3"),
+    ] {
+        let line = format!(
+            "train --load hf --tokenizer byte --data text.txt --save {name} --train-iters 4 --eval-tasks-interval 2 \
+             --eval-iters 0 --eval-tasks lambada,wikitext --task-data lambada=lambada.txt wikitext=text.txt \
+             --global-batch-size 4 --micro-batch-size 2 --sample-length 0 --threads 1 --overlapping-eval 8 {layout}"
+        );
+        let line = words(&line);
+        let output = ferrotron(path, &line.iter().map(String::as_str).collect::<Vec<_>>());
+        let notes = String::from_utf8_lossy(&output.stderr).into_owned();
+        succeeded(output);
+        let warnings: Vec<&str> = notes.lines().filter(|line| line.contains("warning")).collect();
+        let [second, fourth] = warnings[..] else { panic!("{name}: {notes}") };
+        assert!(second.contains("warning: step 2: lambada: "), "{name}: {second}");
+        assert!(fourth.contains("warning: step 4: lambada: "), "{name}: {fourth}");
+        let lines = metrics(&path.join(name));
+        assert_eq!(lines.len(), 4, "{name}");
+        for step in [2, 4] {
+            let tasks = &lines[step - 1]["tasks"];
+            assert!(tasks.get("lambada").is_none(), "{name}: {tasks}");
+            assert!(tasks["wikitext"]["loss"].as_f64().unwrap() > 0.0, "{name}: {tasks}");
+        }
+        assert!(path.join(name).join("iter_0000004").exists(), "{name}");
+    }
+}
