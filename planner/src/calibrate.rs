@@ -38,6 +38,8 @@ const REDUCED: [usize; 2] = [1 << 12, 1 << 21];
 /// Rounds of each measurement, of which the best counts, and seconds of a round at least.
 const ROUNDS: usize = 5;
 const SECONDS: f64 = 0.02;
+/// Bytes of a call from which on its bandwidth is that of larger calls.
+const LEAST_BYTES: f64 = 65_536.0;
 /// How long ranks wait for one another.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -146,18 +148,20 @@ fn fit(measured: &[[f64; 3]]) -> [f64; 2] {
     }
 }
 
-/// Bytes a second of the kernels without products, over all passes.
+/// Bytes a second of the kernels without products, over all passes. Those of small calls say nothing of larger ones.
 fn kernels(profile: &Profile) -> BTreeMap<String, f64> {
-    let mut sums: BTreeMap<&str, [f64; 2]> = BTreeMap::new();
+    let mut sums: BTreeMap<&str, [f64; 3]> = BTreeMap::new();
     for operation in profile.operations.iter().filter(|operation| operation.gflops.is_none()) {
         let Some(rate) = operation.gb_per_s else { continue };
         let sum = sums.entry(&operation.operation).or_default();
         sum[0] += 1e6 * rate * operation.ms;
         sum[1] += 1e-3 * operation.ms;
+        sum[2] += operation.calls;
     }
     let is_key = |name: &str| name.chars().all(|letter| letter.is_alphanumeric() || letter == '_');
-    let rates = sums.into_iter().filter(|(name, [_, seconds])| is_key(name) && *seconds > 0.0);
-    rates.map(|(name, [bytes, seconds])| (name.to_string(), bytes / seconds)).collect()
+    let large = |[bytes, seconds, calls]: [f64; 3]| bytes >= LEAST_BYTES * calls && seconds > 0.0;
+    let rates = sums.into_iter().filter(|(name, sum)| is_key(name) && large(*sum));
+    rates.map(|(name, [bytes, seconds, _])| (name.to_string(), bytes / seconds)).collect()
 }
 
 /// Operations a second of attention, forward and backward.
