@@ -70,7 +70,6 @@ fn bad_requests_get_one_line() {
         (["--nodes", "1000"], "no multiple of the data-parallel ranks"),
         (["--memory-limit", "1MB"], "the least that was found is"),
         (["--num-attention-heads", "3"], "num-attention-heads"),
-        (["--num-attention-heads", "1"], "a GPU takes heads of at most 128 elements"),
         (["--context-parallel-size", "0"], "--context-parallel-size"),
     ] {
         let output = ferrotron(folder.path(), &planned(&more));

@@ -110,13 +110,24 @@ fn bad_requests_get_one_line() {
         (["--train-tokens", "0"], "--train-tokens"),
         (["--load", "run"], "--load"),
         (["--tensor-model-parallel-size", "3"], "tensor-model-parallel-size 3"),
-        (["--hidden-size", "1024"], "a GPU takes heads of at most 128 elements"),
     ] {
         let output = ferrotron(folder.path(), &[RUN, &more].concat());
         let message = String::from_utf8_lossy(&output.stderr).into_owned();
         assert_eq!(output.status.code(), Some(2), "{more:?}: {message}");
         assert_eq!(message.lines().count(), 1, "{message}");
         assert!(message.contains(part), "{part} is missing: {message}");
+    }
+}
+
+#[test]
+fn heads_that_no_kernel_takes_get_one_line() {
+    let folder = folder_with_text();
+    let plan = [&["plan"], &RUN[1..15], &["--global-batch-size", "32", "--bf16"]].concat();
+    for words in [RUN, &plan] {
+        let output = ferrotron(folder.path(), &[words, &["--hidden-size", "1024"]].concat());
+        let message = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!((output.status.code(), message.lines().count()), (Some(1), 1), "{message}");
+        assert!(message.contains("a GPU takes heads of at most 128 elements"), "{message}");
     }
 }
 
