@@ -51,9 +51,9 @@ impl BlockCost {
     /// The least bytes of a rank of the first stage.
     pub(crate) fn bytes(&self, layout: &Layout, blocks: usize) -> f64 {
         let memory = &self.memory;
-        let shares = match layout.zero_stage {
-            0 => 1,
-            _ => layout.data() * layout.context,
+        let ranks = (layout.data() * layout.context) as f64;
+        let share = |from: u8, bytes: usize| {
+            bytes as f64 / if layout.zero_stage >= from { ranks } else { 1.0 }
         };
         // Backward keeps more for a while where it computes again.
         let saved = match layout.recompute {
@@ -62,8 +62,10 @@ impl BlockCost {
             }
             _ => 0,
         };
-        let states = memory.weights_bytes + memory.gradients_bytes + saved;
-        let bytes = states as f64 + memory.optimizer_bytes as f64 / shares as f64;
+        let states = share(1, memory.optimizer_bytes)
+            + share(2, memory.gradients_bytes)
+            + share(3, memory.weights_bytes);
+        let bytes = states + saved as f64;
         CERTAIN * bytes * (blocks / layout.pipeline) as f64
     }
 }

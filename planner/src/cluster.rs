@@ -1,12 +1,12 @@
 //! Descriptions of clusters, read from TOML files: one a cluster, each number with its source.
 
 use ferrotron_cuda::nvrtc::Architecture;
+use ferrotron_models::memory::PlannedDevice;
 use ferrotron_tensor::{DType, Error, Result};
-use std::cell::RefCell;
-use std::collections::BTreeSet;
-use std::ops::RangeInclusive;
+use std::collections::BTreeMap;
 use std::path::Path;
-use toml::{Table, Value};
+
+use crate::keys::Keys;
 
 /// The clusters that the program carries, by name.
 const KNOWN: &[(&str, &str)] = &[
@@ -21,7 +21,7 @@ const KNOWN: &[(&str, &str)] = &[
 /// The dtypes of matrix products.
 const DTYPES: [DType; 4] = [DType::BF16, DType::F16, DType::F32, DType::F64];
 
-/// A cluster of equal nodes with equal GPUs. Bandwidths are in bytes a second, times in seconds.
+/// A cluster of equal nodes with equal GPUs, or processors. Bandwidths are in bytes a second, times in seconds.
 ///
 /// ```
 /// use ferrotron_planner::Cluster;
@@ -36,8 +36,10 @@ pub struct Cluster {
     pub name: String,
     /// One line on it.
     pub description: String,
-    /// Number of GPUs of a node.
+    /// Number of GPUs of a node, or of ranks on its processors.
     pub gpus_per_node: usize,
+    /// Cores that the ranks of a node share, if these are no GPUs: with more threads than cores each is slower.
+    pub cores: Option<usize>,
     /// Each GPU.
     pub gpu: GpuSpec,
     /// The links between GPUs of a node.
@@ -48,12 +50,12 @@ pub struct Cluster {
     pub software: Software,
 }
 
-/// A GPU, and the share of its peaks that kernels reach.
+/// A GPU, or the threads of a rank on a processor, and the share of its peaks that kernels reach.
 #[derive(Debug, Clone, PartialEq)]
 pub struct GpuSpec {
-    /// Compute capability.
-    pub architecture: Architecture,
-    /// Number of multiprocessors.
+    /// Compute capability, or number of threads.
+    pub device: PlannedDevice,
+    /// Number of multiprocessors; 1 on a processor.
     pub multiprocessors: usize,
     /// Bytes of memory.
     pub memory: u64,
@@ -63,13 +65,15 @@ pub struct GpuSpec {
     pub peaks: Vec<(DType, f64)>,
     /// Share of the peak that a large matrix product reaches on each multiprocessor.
     pub product_efficiency: f64,
-    /// Elements of the inner dim whose time the beginning and end of a product take.
+    /// Elements of the inner dim whose time the beginning and end of a product take; on a processor its bytes count.
     pub product_setup: f64,
     /// Share of the peak that fused attention reaches.
     pub attention_efficiency: f64,
     /// Share of the bandwidth that memory-bound kernels reach.
     pub memory_efficiency: f64,
-    /// Shortest time from one kernel to the next.
+    /// Bytes a second of single kernels, by name, in place of that share. `product` is the name of all matrix products.
+    pub kernels: BTreeMap<String, f64>,
+    /// Shortest time from one kernel to the next. On a processor it is added to the time of each kernel.
     pub launch: f64,
 }
 
@@ -89,6 +93,10 @@ pub struct Software {
     pub attention: AttentionKernels,
     /// Whether gradients are reduced during backward.
     pub overlap_grad_reduce: bool,
+    /// Whether kernels run beside messages between stages. Without it a sender waits until its message has come.
+    pub overlap_messages: bool,
+    /// Whether a tensor-parallel rank sends only its shard of an activation to the next stage, where ranks gather them.
+    pub scatter_gather: bool,
 }
 
 /// The kernels of attention.
@@ -101,6 +109,12 @@ pub enum AttentionKernels {
 }
 
 impl GpuSpec {
+    /// Bytes a second that the kernel of this name reaches.
+    pub fn bandwidth_of(&self, kernel: &str) -> f64 {
+        let own = self.kernels.get(kernel).copied();
+        own.unwrap_or(self.bandwidth * self.memory_efficiency)
+    }
+
     /// Peak operations a second for operands of `dtype`.
     ///
     /// Errors if the cluster's file states none.
@@ -118,6 +132,16 @@ impl GpuSpec {
 }
 
 impl Cluster {
+    /// How much slower kernels are since the threads of a node's ranks are more than its cores.
+    pub fn slowdown(&self) -> f64 {
+        match (self.gpu.device, self.cores) {
+            (PlannedDevice::Cpu { threads }, Some(cores)) => {
+                ((self.gpus_per_node * threads) as f64 / cores as f64).max(1.0)
+            }
+            _ => 1.0,
+        }
+    }
+
     /// The names of the clusters that the program carries.
     pub fn names() -> impl Iterator<Item = &'static str> {
         KNOWN.iter().map(|(name, _)| *name)
@@ -147,17 +171,16 @@ impl Cluster {
     ///
     /// Errors as [`Cluster::named`].
     pub fn parse(name: &str, text: &str) -> Result<Cluster> {
-        let table = text.parse::<Table>().map_err(|error| {
-            Error::config("--cluster", format!("{name} is no TOML: {}", error.message()))
-        })?;
-        let keys = Keys { name, table, read: RefCell::default() };
+        let keys = Keys::parse(name, text)?;
+        let cores = keys.find("node.cores").is_some();
         let cluster = Cluster {
             name: name.to_string(),
             description: keys.text("description")?,
             gpus_per_node: keys.count("node.gpus", 1024)?,
-            gpu: keys.gpu()?,
-            node: keys.link("node")?,
-            network: keys.link("network")?,
+            cores: cores.then(|| keys.count("node.cores", 100_000)).transpose()?,
+            gpu: gpu(&keys)?,
+            node: link(&keys, "node")?,
+            network: link(&keys, "network")?,
             software: Software {
                 attention: match keys.text("software.attention")?.as_str() {
                     "fused" => AttentionKernels::Fused,
@@ -168,6 +191,8 @@ impl Cluster {
                     }
                 },
                 overlap_grad_reduce: keys.flag("software.overlap_grad_reduce")?,
+                overlap_messages: keys.flag("software.overlap_messages")?,
+                scatter_gather: keys.flag("software.scatter_gather")?,
             },
         };
         keys.all_are_read()?;
@@ -175,119 +200,59 @@ impl Cluster {
     }
 }
 
-/// The keys of a file, of which each must be read.
-struct Keys<'a> {
-    name: &'a str,
-    table: Table,
-    read: RefCell<BTreeSet<String>>,
+/// The numbers of a GPU, or of a rank's share of a processor.
+fn gpu(keys: &Keys<'_>) -> Result<GpuSpec> {
+    let peak = |dtype: DType| {
+        let key = format!("gpu.peak_tflops.{dtype}");
+        let known = keys.find(&key).is_some();
+        known.then(|| Ok((dtype, 1e12 * keys.number(&key, 1e-6..=1e6)?)))
+    };
+    let device = match keys.find("device").is_some() {
+        true => keys.text("device")?,
+        false => "gpu".to_string(),
+    };
+    let (device, multiprocessors, product_setup) = match device.as_str() {
+        "gpu" => (
+            PlannedDevice::Gpu(architecture(keys, "gpu.architecture")?),
+            keys.count("gpu.multiprocessors", 10_000)?,
+            keys.number("gpu.product_setup", 0.0..=1e5)?,
+        ),
+        "cpu" => (PlannedDevice::Cpu { threads: keys.count("gpu.threads", 10_000)? }, 1, 0.0),
+        other => return Err(keys.error("device", &format!("is '{other}', and must be gpu or cpu"))),
+    };
+    let kernels = keys.names("gpu.kernel_gb_per_s")?;
+    let kernel = |name: String| {
+        let rate = keys.number(&format!("gpu.kernel_gb_per_s.{name}"), 1e-6..=1e6)?;
+        Ok((name, 1e9 * rate))
+    };
+    Ok(GpuSpec {
+        device,
+        multiprocessors,
+        memory: (1e9 * keys.number("gpu.memory_gb", 0.1..=1e5)?) as u64,
+        bandwidth: 1e9 * keys.number("gpu.memory_gb_per_s", 0.1..=1e6)?,
+        peaks: DTYPES.into_iter().filter_map(peak).collect::<Result<_>>()?,
+        product_efficiency: keys.share("gpu.product_efficiency")?,
+        product_setup,
+        attention_efficiency: keys.share("gpu.attention_efficiency")?,
+        memory_efficiency: keys.share("gpu.memory_efficiency")?,
+        kernels: kernels.into_iter().map(kernel).collect::<Result<_>>()?,
+        launch: 1e-6 * keys.number("gpu.launch_us", 0.0..=1e4)?,
+    })
 }
 
-impl Keys<'_> {
-    fn gpu(&self) -> Result<GpuSpec> {
-        let peak = |dtype: DType| {
-            let key = format!("gpu.peak_tflops.{dtype}");
-            let known = self.find(&key).is_some();
-            known.then(|| Ok((dtype, 1e12 * self.number(&key, 0.01..=1e6)?)))
-        };
-        Ok(GpuSpec {
-            architecture: self.architecture("gpu.architecture")?,
-            multiprocessors: self.count("gpu.multiprocessors", 10_000)?,
-            memory: (1e9 * self.number("gpu.memory_gb", 0.1..=1e5)?) as u64,
-            bandwidth: 1e9 * self.number("gpu.memory_gb_per_s", 1.0..=1e6)?,
-            peaks: DTYPES.into_iter().filter_map(peak).collect::<Result<_>>()?,
-            product_efficiency: self.share("gpu.product_efficiency")?,
-            product_setup: self.number("gpu.product_setup", 0.0..=1e5)?,
-            attention_efficiency: self.share("gpu.attention_efficiency")?,
-            memory_efficiency: self.share("gpu.memory_efficiency")?,
-            launch: 1e-6 * self.number("gpu.launch_us", 0.0..=1e4)?,
-        })
-    }
+fn link(keys: &Keys<'_>, of: &str) -> Result<Link> {
+    Ok(Link {
+        bandwidth: 1e9 * keys.number(&format!("{of}.gb_per_s"), 1e-3..=1e5)?,
+        latency: 1e-6 * keys.number(&format!("{of}.latency_us"), 0.0..=1e6)?,
+    })
+}
 
-    fn link(&self, of: &str) -> Result<Link> {
-        Ok(Link {
-            bandwidth: 1e9 * self.number(&format!("{of}.gb_per_s"), 1e-3..=1e5)?,
-            latency: 1e-6 * self.number(&format!("{of}.latency_us"), 0.0..=1e6)?,
-        })
-    }
-
-    fn architecture(&self, key: &str) -> Result<Architecture> {
-        let text = self.text(key)?;
-        let parts = text.split_once('.').and_then(|(major, minor)| {
-            Some(Architecture { major: major.parse().ok()?, minor: minor.parse().ok()? })
-        });
-        parts.ok_or_else(|| self.error(key, &format!("is '{text}', and must be as '8.0'")))
-    }
-
-    fn count(&self, key: &str, most: usize) -> Result<usize> {
-        let value = self.number(key, 1.0..=most as f64)?;
-        match value.fract() {
-            0.0 => Ok(value as usize),
-            _ => Err(self.error(key, &format!("is {value}, and must be whole"))),
-        }
-    }
-
-    fn share(&self, key: &str) -> Result<f64> {
-        self.number(key, 0.001..=1.0)
-    }
-
-    fn number(&self, key: &str, range: RangeInclusive<f64>) -> Result<f64> {
-        let value = match self.value(key)? {
-            Value::Float(value) => *value,
-            Value::Integer(value) => *value as f64,
-            other => return Err(self.error(key, &format!("is {other}, and must be a number"))),
-        };
-        if range.contains(&value) {
-            return Ok(value);
-        }
-        let message = format!("is {value}, and must be from {} to {}", range.start(), range.end());
-        Err(self.error(key, &message))
-    }
-
-    fn text(&self, key: &str) -> Result<String> {
-        match self.value(key)? {
-            Value::String(text) => Ok(text.clone()),
-            other => Err(self.error(key, &format!("is {other}, and must be a text"))),
-        }
-    }
-
-    fn flag(&self, key: &str) -> Result<bool> {
-        match self.value(key)? {
-            Value::Boolean(flag) => Ok(*flag),
-            other => Err(self.error(key, &format!("is {other}, and must be true or false"))),
-        }
-    }
-
-    fn value(&self, key: &str) -> Result<&Value> {
-        self.find(key).ok_or_else(|| self.error(key, "is missing"))
-    }
-
-    fn find(&self, key: &str) -> Option<&Value> {
-        self.read.borrow_mut().insert(key.to_string());
-        let mut parts = key.split('.');
-        let first = self.table.get(parts.next()?)?;
-        parts.try_fold(first, |value, part| value.get(part))
-    }
-
-    fn error(&self, key: &str, message: &str) -> Error {
-        Error::config("--cluster", format!("{}: {key} {message}", self.name))
-    }
-
-    fn all_are_read(&self) -> Result<()> {
-        let mut left: Vec<(String, &Value)> =
-            self.table.iter().map(|(key, value)| (key.clone(), value)).collect();
-        while let Some((key, value)) = left.pop() {
-            match value {
-                Value::Table(table) => {
-                    left.extend(table.iter().map(|(name, value)| (format!("{key}.{name}"), value)));
-                }
-                _ if !self.read.borrow().contains(&key) => {
-                    return Err(self.error(&key, "is no key of a cluster"));
-                }
-                _ => {}
-            }
-        }
-        Ok(())
-    }
+fn architecture(keys: &Keys<'_>, key: &str) -> Result<Architecture> {
+    let text = keys.text(key)?;
+    let parts = text.split_once('.').and_then(|(major, minor)| {
+        Some(Architecture { major: major.parse().ok()?, minor: minor.parse().ok()? })
+    });
+    parts.ok_or_else(|| keys.error(key, &format!("is '{text}', and must be as '8.0'")))
 }
 
 #[cfg(test)]
@@ -315,6 +280,13 @@ mod tests {
             ("launch_us = ", "lunch_us = 1\nlaunch_us = ", "gpu.lunch_us is no key"),
             ("\"fused\"", "\"flash\"", "software.attention is 'flash'"),
             ("architecture = \"8.0\"", "architecture = \"8\"", "gpu.architecture is '8'"),
+            ("[gpu]", "device = \"tpu\"\n[gpu]", "device is 'tpu', and must be gpu or cpu"),
+            ("[gpu]", "device = \"cpu\"\n[gpu]", "gpu.threads is missing"),
+            ("memory_gb = 85.9", "memory_gb = 85900000", "gpu.memory_gb is 85900000"),
+            ("memory_gb = 85.9", "memory_gb = nan", "gpu.memory_gb is NaN"),
+            ("bf16 = 312", "bf16 = -312", "gpu.peak_tflops.bf16 is -312"),
+            ("[node]", "[gpu.kernel_gb_per_s]\ngelu = 0\n[node]", "gpu.kernel_gb_per_s.gelu is 0"),
+            ("gb_per_s = 20 #", "gb_per_s = \"20 GB/s\" #", "network.gb_per_s is"),
             ("[node]", "[node", "is no TOML"),
         ] {
             assert!(good.contains(from), "{from}");

@@ -1,4 +1,6 @@
-//! Durations of kernels on a GPU, from their operations, bytes and shapes.
+//! Durations of kernels from their operations, bytes and shapes.
+//!
+//! On a GPU:
 //!
 //! - Any kernel takes at least the time of a launch, and that of its bytes at the bandwidth that kernels reach.
 //! - A matrix product runs in waves of tiles, one a multiprocessor. The last wave may be partly empty, and each tile
@@ -6,12 +8,17 @@
 //!   heuristic of a library does.
 //! - Fused attention reaches a constant share of the peak. Unfused attention is batched products and passes of softmax
 //!   and dropout over the scores.
+//!
+//! On a processor a kernel takes the time of its call, and its operations and bytes at the measured speed of its kind.
 
+use ferrotron_models::memory::PlannedDevice;
 use ferrotron_tensor::Result;
 
 use crate::cluster::{AttentionKernels, Cluster, GpuSpec};
 use crate::record::Launch;
 
+/// The name of all matrix products among the kernels' bandwidths.
+pub(crate) const PRODUCT: &str = "product";
 /// Rows and columns of the tiles of a matrix product.
 const TILES: [[usize; 2]; 5] = [[256, 128], [128, 256], [128, 128], [128, 64], [64, 64]];
 /// A tile of r rows and c columns computes r c products for each r + c loaded elements. It reaches the peak's share
@@ -36,11 +43,10 @@ pub enum KernelKind {
 impl KernelKind {
     /// The kind of a launch.
     pub fn from_launch(launch: &Launch) -> KernelKind {
-        match (launch.count, launch.kernel.as_str()) {
-            (0, kernel) if kernel.starts_with("attention") => KernelKind::Attention,
-            (0, _) => KernelKind::Memory,
-            (_, "matmul") => KernelKind::Product,
-            _ => KernelKind::Attention,
+        match launch.count {
+            _ if launch.kernel.starts_with("attention") => KernelKind::Attention,
+            0 => KernelKind::Memory,
+            _ => KernelKind::Product,
         }
     }
 }
@@ -50,7 +56,10 @@ impl KernelKind {
 /// Errors if the cluster has no peak for its dtype.
 pub fn seconds(launch: &Launch, cluster: &Cluster) -> Result<f64> {
     let gpu = &cluster.gpu;
-    let memory = launch.bytes as f64 / (gpu.bandwidth * gpu.memory_efficiency);
+    let memory = launch.bytes as f64 / gpu.bandwidth_of(&launch.kernel);
+    if let PlannedDevice::Cpu { .. } = gpu.device {
+        return Ok(cluster.slowdown() * (gpu.launch + on_processor(launch, gpu)?));
+    }
     let computed = match KernelKind::from_launch(launch) {
         _ if launch.count == 0 => 0.0,
         KernelKind::Product => product(launch, 1, gpu)?,
@@ -62,6 +71,23 @@ pub fn seconds(launch: &Launch, cluster: &Cluster) -> Result<f64> {
         },
     };
     Ok(computed.max(memory).max(gpu.launch))
+}
+
+/// A kernel of a processor, without its launch: operations and bytes of a product are added, since packing and computing
+/// take turns.
+fn on_processor(launch: &Launch, gpu: &GpuSpec) -> Result<f64> {
+    let operations = launch.operations();
+    Ok(match KernelKind::from_launch(launch) {
+        KernelKind::Memory => launch.bytes as f64 / gpu.bandwidth_of(&launch.kernel),
+        KernelKind::Attention if launch.count > 0 => {
+            operations / (gpu.peak(launch.dtype)? * gpu.attention_efficiency)
+        }
+        KernelKind::Attention => launch.bytes as f64 / gpu.bandwidth_of(&launch.kernel),
+        KernelKind::Product => {
+            operations / (gpu.peak(launch.dtype)? * gpu.product_efficiency)
+                + launch.bytes as f64 / gpu.bandwidth_of(PRODUCT)
+        }
+    })
 }
 
 /// The products of a launch, `count` times.

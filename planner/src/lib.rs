@@ -9,8 +9,11 @@
 #![forbid(unsafe_code)]
 
 mod bound;
+pub mod calibrate;
 pub mod cluster;
 pub mod cost;
+mod fields;
+mod keys;
 pub mod network;
 pub mod predict;
 pub mod program;
@@ -22,6 +25,7 @@ pub mod stage_time;
 pub mod steps;
 pub mod trace;
 
+pub use calibrate::calibrate;
 pub use cluster::Cluster;
 pub use predict::{Prediction, RecordedRun, predict};
 pub use search::{Plan, Planned, search};

@@ -1,11 +1,11 @@
 //! Predicts a training step: records a rank of each pipeline stage, and replays the whole schedule.
 
-use ferrotron_cuda::nvrtc::Architecture;
 use ferrotron_models::memory::{MemoryEstimator, PlannedDevice, StageMemory};
 use ferrotron_models::trainer::Model;
 use ferrotron_nn::Axis;
 use ferrotron_parallel::mesh::ParallelDims;
 use ferrotron_parallel::pipeline::{PipelineConfig, PipelineSchedule};
+use ferrotron_parallel::tensor_parallel::SequenceParallel;
 use ferrotron_tensor::{DType, Result};
 use std::collections::BTreeMap;
 
@@ -13,7 +13,7 @@ use crate::bound::least_seconds;
 use crate::cluster::Cluster;
 use crate::cost::KernelKind;
 use crate::program::{Place, Program};
-use crate::record::{Launch, Recording, record};
+use crate::record::{Launch, Recording, Watched, record};
 use crate::simulate::{Replay, simulate};
 use crate::stage_time::StageTime;
 use crate::trace::Mark;
@@ -108,9 +108,10 @@ impl Prediction {
 }
 
 /// A run of which a rank of each stage has been recorded: it can be predicted for several clusters with GPUs of one
-/// architecture.
+/// architecture, or with processors.
 pub struct RecordedRun {
     layout: ParallelDims,
+    sequence_parallel: SequenceParallel,
     pipeline: PipelineConfig,
     recorded: Vec<(StageMemory, Recording)>,
     /// The recording of each stage.
@@ -121,20 +122,37 @@ pub struct RecordedRun {
 }
 
 impl RecordedRun {
-    /// Takes a step of `run` on fake GPUs of `architecture`, which replace its device. Operations and modules are
+    /// Takes a step of `run` on fake devices like `device`, which replace its own. Operations and modules are
     /// recorded `with_operations` only.
     ///
     /// Errors as [`MemoryEstimator::stages`].
     pub fn new<M: Model>(
         run: &MemoryEstimator<M>,
-        architecture: Architecture,
+        device: PlannedDevice,
         with_operations: bool,
     ) -> Result<RecordedRun> {
         let mut recorded = RecordedRun::empty(run);
         for stage in 0..run.layout.size(Axis::Pipeline) {
-            recorded.add(run, architecture, stage, with_operations)?;
+            recorded.add(run, device, stage, with_operations)?;
             recorded.of_stage.push(stage);
         }
+        Ok(recorded)
+    }
+
+    /// Like [`RecordedRun::new`] for the GPUs of `cluster`, but of stages that are alike there only one takes a step. The
+    /// stages must have equally many blocks.
+    ///
+    /// Errors as [`MemoryEstimator::stages`].
+    pub fn of_differing_stages<M: Model>(
+        run: &MemoryEstimator<M>,
+        cluster: &Cluster,
+    ) -> Result<RecordedRun> {
+        let mut recorded = RecordedRun::empty(run);
+        let (stages, of_stage) = differing_stages(&run.layout, cluster.gpus_per_node);
+        for stage in stages {
+            recorded.add(run, cluster.gpu.device, stage, false)?;
+        }
+        recorded.represent(of_stage);
         Ok(recorded)
     }
 
@@ -150,6 +168,7 @@ impl RecordedRun {
         };
         RecordedRun {
             layout: run.layout,
+            sequence_parallel: run.sequence_parallel,
             pipeline,
             recorded: Vec::new(),
             of_stage: Vec::new(),
@@ -163,17 +182,21 @@ impl RecordedRun {
     pub(crate) fn add<M: Model>(
         &mut self,
         run: &MemoryEstimator<M>,
-        architecture: Architecture,
+        device: PlannedDevice,
         stage: usize,
         with_operations: bool,
     ) -> Result<StageMemory> {
         let run = MemoryEstimator::<M> {
             model: run.model.clone(),
             trainer: run.trainer.clone(),
-            device: PlannedDevice::Gpu(architecture),
+            device,
             ..*run
         };
-        self.recorded.push(record(with_operations, || run.stage(stage))?);
+        let watched = Watched {
+            kernels: matches!(device, PlannedDevice::Cpu { .. }),
+            operations: with_operations,
+        };
+        self.recorded.push(record(watched, || run.stage(stage))?);
         Ok(self.recorded[self.recorded.len() - 1].0)
     }
 
@@ -192,7 +215,8 @@ impl RecordedRun {
     /// The program of each recording.
     pub(crate) fn programs(&self, cluster: &Cluster) -> Result<Vec<Program>> {
         let program = |(found, recording): &(StageMemory, Recording)| {
-            let place = Place { layout: &self.layout, rank: found.rank };
+            let scattered = self.sequence_parallel == SequenceParallel::Off;
+            let place = Place { layout: &self.layout, rank: found.rank, scattered };
             let microbatches = recording.microbatches;
             let recorded =
                 PipelineSchedule::new(&PipelineConfig { microbatches, ..self.pipeline })?;
@@ -229,6 +253,27 @@ impl RecordedRun {
     }
 }
 
+/// Stages that stand for all, the first and the last ahead, and the index among them for each stage.
+///
+/// Stages between the first and the last are alike if all of them lie in the same way on their nodes. The second one of all
+/// has the most micro-batches in flight.
+pub(crate) fn differing_stages(
+    layout: &ParallelDims,
+    gpus_per_node: usize,
+) -> (Vec<usize>, Vec<usize>) {
+    let stages = layout.size(Axis::Pipeline);
+    let ranks = layout.world() / stages;
+    if stages < 4 || (layout.world() > gpus_per_node && !ranks.is_multiple_of(gpus_per_node)) {
+        return ((0..stages).collect(), (0..stages).collect());
+    }
+    let index = |stage| match stage {
+        0 => 0,
+        _ if stage + 1 == stages => 1,
+        _ => 2,
+    };
+    (vec![0, stages - 1, 1], (0..stages).map(index).collect())
+}
+
 /// Predicts a step of the run that `run` describes on `cluster`, whose GPUs replace the run's device. `with_marks` keeps
 /// the spans of a trace.
 ///
@@ -238,7 +283,7 @@ pub fn predict<M: Model>(
     cluster: &Cluster,
     with_marks: bool,
 ) -> Result<Prediction> {
-    RecordedRun::new(run, cluster.gpu.architecture, with_marks)?.predict(cluster, with_marks)
+    RecordedRun::new(run, cluster.gpu.device, with_marks)?.predict(cluster, with_marks)
 }
 
 /// Operations as papers count them: attention without its causal half, and without the products that a fused kernel
@@ -262,7 +307,7 @@ fn kernels(replay: &Replay, programs: &[&Program]) -> Vec<KernelTime> {
     let counts = stage.launches.iter().zip(&program.launches).zip(&program.durations);
     for ((&calls, launch), seconds) in counts.filter(|((calls, _), _)| **calls > 0) {
         let name = match KernelKind::from_launch(launch) {
-            KernelKind::Product => {
+            KernelKind::Product if launch.columns > 1 => {
                 let Launch { batch, rows, columns, inner, .. } = launch;
                 format!("matmul {batch} x {rows} x {columns} x {inner}")
             }

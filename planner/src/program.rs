@@ -52,6 +52,8 @@ pub struct Place<'a> {
     pub layout: &'a ParallelDims,
     /// The rank.
     pub rank: usize,
+    /// Whether tensor-parallel ranks hold the same activations, of which each sends a shard to the next stage.
+    pub scattered: bool,
 }
 
 impl Program {
@@ -93,6 +95,10 @@ impl Program {
             spreads: &spreads,
             groups: &groups,
             calls: first_calls(recording),
+            copies: match place.scattered && !cluster.software.scatter_gather {
+                true => place.layout.size(Axis::Tensor) as u64,
+                false => 1,
+            },
         };
         let before = compiler.block(&recording.before, false);
         let mut computations = HashMap::new();
@@ -164,7 +170,7 @@ impl Program {
 }
 
 /// The ranks of a group of the mesh, by its name.
-fn spread(name: &str, Place { layout, rank }: Place<'_>, cluster: &Cluster) -> Spread {
+fn spread(name: &str, Place { layout, rank, .. }: Place<'_>, cluster: &Cluster) -> Spread {
     let along = |axes: AxisSet| layout.ranks(rank, axes);
     let ranks = match name {
         "tp" => along(AxisSet::from([Axis::Tensor])),
@@ -205,6 +211,8 @@ struct Compiler<'a> {
     groups: &'a [GroupFacts],
     /// Calls of each group so far.
     calls: Vec<u64>,
+    /// Shards that a rank sends to the next stage.
+    copies: u64,
 }
 
 impl Compiler<'_> {
@@ -293,10 +301,11 @@ impl Messages {
                 Work::Call { group, operation: "send", bytes, .. } => {
                     let facts = &compiler.groups[*group];
                     let Some(direction) = direction(&facts.name) else { continue };
+                    let bytes = compiler.copies * bytes;
                     self.found[direction as usize] = MessageCost {
-                        seconds: compiler.seconds(*group, "send", *bytes),
+                        seconds: compiler.seconds(*group, "send", bytes),
                         copy: 0.0,
-                        bytes: *bytes,
+                        bytes,
                         leaves_node: facts.leaves_node,
                     };
                 }

@@ -1,20 +1,20 @@
 //! Records the work of a step: its kernels, collectives and waits, in order, by the instructions of its pipeline.
 //!
-//! The crates below announce their work by events and spans of the `tracing` crate: GPU launches in `tensor`, calls of
+//! The crates below announce their work by events and spans of the `tracing` crate: launches and kernels in `tensor`, calls of
 //! fake groups in `parallel`, instructions by the executor, operations by `autograd`. A subscriber writes them down.
 
 use ferrotron_parallel::collective::Op;
 use ferrotron_parallel::trace::Watch;
 use ferrotron_tensor::{DType, Error, Result};
 use std::collections::HashMap;
-use std::fmt::Debug;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Metadata, Subscriber};
 
-/// A kernel, a matrix product or a copy that a GPU is given.
+use crate::fields::Fields;
+
+/// A kernel, a matrix product or a copy that a GPU is given, or a kernel of a processor.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Launch {
     /// Its name.
@@ -92,12 +92,20 @@ pub struct Recording {
     pub groups: Vec<String>,
 }
 
+/// The announcements that are recorded beside calls and instructions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Watched {
+    /// Spans of a processor's kernels. Without them events of a GPU's launches are recorded.
+    pub kernels: bool,
+    /// Operations and modules.
+    pub operations: bool,
+}
+
 /// Runs `f`, which takes one step of a trainer on this thread, and returns its result with the work of the step.
-/// Operations and modules are recorded `with_operations` only.
 ///
 /// Errors as `f` does, and if it takes no step.
-pub fn record<R>(with_operations: bool, f: impl FnOnce() -> Result<R>) -> Result<(R, Recording)> {
-    let recorder = Arc::new(Recorder { with_operations, ..Recorder::default() });
+pub fn record<R>(watched: Watched, f: impl FnOnce() -> Result<R>) -> Result<(R, Recording)> {
+    let recorder = Arc::new(Recorder { watched, ..Recorder::default() });
     let result = Watch::new(recorder.clone()).over(f)?;
     let state = std::mem::take(&mut *recorder.state());
     match state.ended {
@@ -108,7 +116,7 @@ pub fn record<R>(with_operations: bool, f: impl FnOnce() -> Result<R>) -> Result
 
 #[derive(Default)]
 struct Recorder {
-    with_operations: bool,
+    watched: Watched,
     next: AtomicU64,
     state: Mutex<State>,
 }
@@ -135,9 +143,11 @@ impl Subscriber for Recorder {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
         let ours = metadata.target().starts_with("ferrotron");
         ours && match metadata.name() {
-            "launch" | "call" | "awaited" => metadata.is_event(),
+            "call" | "awaited" => metadata.is_event(),
+            "launch" => metadata.is_event() && !self.watched.kernels,
+            "kernel" => metadata.is_span() && self.watched.kernels,
             "step" | "instruction" | "optimizer" => metadata.is_span(),
-            "module" | "forward" | "backward" | "weight gradient" => self.with_operations,
+            "module" | "forward" | "backward" | "weight gradient" => self.watched.operations,
             _ => false,
         }
     }
@@ -147,8 +157,15 @@ impl Subscriber for Recorder {
         let mut fields = Fields::default();
         span.record(&mut fields);
         let number = self.next.fetch_add(1, Relaxed) + 1;
-        let name = fields.texts.remove("name").unwrap_or_else(|| category.to_string());
         let mut state = self.state();
+        if category == "kernel" {
+            if state.in_step {
+                let work = state.kernel(&fields);
+                state.current.push(work);
+            }
+            return Id::from_u64(number);
+        }
+        let name = fields.texts.remove("name").unwrap_or_else(|| category.to_string());
         if let (true, Some(microbatch)) = (state.in_step, fields.numbers.get("microbatch")) {
             let taken = *microbatch as usize + 1;
             state.recording.microbatches = state.recording.microbatches.max(taken);
@@ -238,6 +255,26 @@ impl State {
             inner: size("inner"),
             causal: fields.number("causal") > 0,
         };
+        self.known(launch)
+    }
+
+    /// A processor's kernel. Its span states operations and no sizes of matrices.
+    fn kernel(&mut self, fields: &Fields) -> Work {
+        let operations = fields.number("flops") as usize;
+        self.known(Launch {
+            kernel: fields.text("name").to_string(),
+            dtype: fields.text("dtype").parse().unwrap_or(DType::U8),
+            bytes: fields.number("read") + fields.number("written"),
+            count: usize::from(operations > 0),
+            batch: 1,
+            rows: operations / 2,
+            columns: 1,
+            inner: 1,
+            causal: false,
+        })
+    }
+
+    fn known(&mut self, launch: Launch) -> Work {
         let known = &mut self.recording.launches;
         let index = *self.launches.entry(launch).or_insert_with_key(|launch| {
             known.push(launch.clone());
@@ -258,41 +295,6 @@ impl State {
 /// The names of `Op::name`, without an allocation for each call.
 fn operation(name: &str) -> &'static str {
     Op::NAMES.into_iter().find(|known| *known == name).unwrap_or("send")
-}
-
-/// The fields of a span or an event.
-#[derive(Default)]
-struct Fields {
-    numbers: HashMap<&'static str, u64>,
-    texts: HashMap<&'static str, String>,
-}
-
-impl Fields {
-    fn number(&self, name: &str) -> u64 {
-        self.numbers.get(name).copied().unwrap_or(0)
-    }
-
-    fn text(&self, name: &str) -> &str {
-        self.texts.get(name).map_or("", String::as_str)
-    }
-}
-
-impl Visit for Fields {
-    fn record_u64(&mut self, field: &Field, value: u64) {
-        self.numbers.insert(field.name(), value);
-    }
-
-    fn record_bool(&mut self, field: &Field, value: bool) {
-        self.numbers.insert(field.name(), u64::from(value));
-    }
-
-    fn record_str(&mut self, field: &Field, value: &str) {
-        self.texts.insert(field.name(), value.to_string());
-    }
-
-    fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
-        self.texts.insert(field.name(), format!("{value:?}"));
-    }
 }
 
 #[cfg(test)]
@@ -323,7 +325,7 @@ mod tests {
             };
             sum.wait()?.dim(0)
         };
-        let (rows, recording) = record(false, step).unwrap();
+        let (rows, recording) = record(Watched::default(), step).unwrap();
         assert_eq!((rows, recording.microbatches), (64, 3));
         assert_eq!(recording.launches.len(), 1, "{recording:?}");
         let launch = &recording.launches[0];
@@ -333,6 +335,26 @@ mod tests {
         let call = Work::Call { group: 0, number: 0, operation: "all_reduce", bytes: 2 * 64 * 64 };
         assert_eq!(recording.instructions, [vec![Work::Launch(0), call]]);
         assert_eq!(recording.behind, [Work::Await { group: 0, number: 0 }]);
-        assert!(record(false, || Ok(())).unwrap_err().to_string().contains("no step"));
+        assert!(record(Watched::default(), || Ok(())).unwrap_err().to_string().contains("no step"));
+    }
+
+    #[test]
+    fn kernels_of_a_processor_are_written_down_with_their_work() {
+        let device = Device::fake(1).unwrap();
+        let step = || {
+            let a = Tensor::zeros(&device, DType::F32, &[64, 32])?;
+            let _step = trace_span!("step", step = 1).entered();
+            let product = matmul(&a, &a.transpose(0, 1)?)?;
+            product.gelu_tanh().map(drop)
+        };
+        let watched = Watched { kernels: true, operations: false };
+        let ((), recording) = record(watched, step).unwrap();
+        let [product, gelu] = &recording.launches[..] else { panic!("{recording:?}") };
+        assert_eq!(
+            (product.kernel.as_str(), product.operations()),
+            ("matmul", 2.0 * 64.0 * 64.0 * 32.0)
+        );
+        assert_eq!(product.bytes, 4 * (2 * 64 * 32 + 64 * 64));
+        assert_eq!((gelu.operations(), gelu.bytes), (0.0, 2 * 4 * 64 * 64));
     }
 }

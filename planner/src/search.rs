@@ -4,8 +4,7 @@
 //! layout is left out before its replay if the bytes of a recorded stage are too many, or if its second bound is too
 //! slow. Bounds never exceed a simulated number, so the result is that of simulating every layout.
 
-use ferrotron_cuda::nvrtc::Architecture;
-use ferrotron_models::memory::{MemoryEstimator, RankMemory};
+use ferrotron_models::memory::{MemoryEstimator, PlannedDevice, RankMemory};
 use ferrotron_models::trainer::Model;
 use ferrotron_tensor::{Error, Result};
 use std::cmp::Reverse;
@@ -13,7 +12,7 @@ use std::collections::{HashMap, HashSet};
 
 use crate::bound::BlockCost;
 use crate::cluster::Cluster;
-use crate::predict::{Prediction, RecordedRun};
+use crate::predict::{Prediction, RecordedRun, differing_stages};
 use crate::space::{Layout, Recomputation, Space};
 
 /// A layout with its predicted step.
@@ -26,7 +25,7 @@ pub struct Planned {
 }
 
 /// The result of a search.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Default)]
 pub struct Plan {
     /// The fastest layouts that fit, the best first.
     pub best: Vec<Planned>,
@@ -38,6 +37,10 @@ pub struct Plan {
     pub simulated: usize,
     /// Number of those that take too much memory, as far as the search came.
     pub too_large: usize,
+    /// Number of those whose dry step failed, as far as the search came: they are not compared.
+    pub failed: usize,
+    /// The first of these with its error.
+    pub failure: Option<(Layout, Error)>,
     /// The layout with the fewest bytes that was found, and these bytes, if none fits.
     pub smallest: Option<(Layout, u64)>,
 }
@@ -88,7 +91,8 @@ pub fn search<M: Model>(
             Ok(recorded) => recorded,
             Err(error) => {
                 failed.insert(*layout);
-                refused = refused.or(Some(error));
+                plan.failed += 1;
+                plan.failure = plan.failure.or(Some((*layout, error)));
                 continue;
             }
         };
@@ -114,7 +118,9 @@ pub fn search<M: Model>(
         layouts.retain(|bounded| !failed.contains(&bounded.layout));
         plan.smallest = search.smallest(layouts)?;
         if plan.smallest.is_none() {
-            return Err(refused.unwrap_or_else(|| Error::config("plan", "there is no layout")));
+            let failure = plan.failure.map(|(_, error)| error);
+            let none = || Error::config("plan", "there is no layout");
+            return Err(failure.or(refused).unwrap_or_else(none));
         }
     }
     Ok(plan)
@@ -134,17 +140,17 @@ struct Search<'a, R> {
     space: &'a Space,
     cluster: &'a Cluster,
     run: R,
-    /// Costs of blocks by tensor-parallel size, micro-batch and recomputation; none if the model has too few blocks.
-    blocks: HashMap<(usize, usize, Recomputation), Option<BlockCost>>,
+    /// Costs of blocks by tensor- and context-parallel size, micro-batch and recomputation; none if the model has too few blocks.
+    blocks: HashMap<([usize; 3], Recomputation), Option<BlockCost>>,
 }
 
 impl<M: Model, R: Fn(&Layout) -> Result<MemoryEstimator<M>>> Search<'_, R> {
-    fn architecture(&self) -> Architecture {
-        self.cluster.gpu.architecture
+    fn device(&self) -> PlannedDevice {
+        self.cluster.gpu.device
     }
 
     fn bounded(&mut self, layout: Layout) -> Bounded {
-        let key = (layout.tensor, layout.micro_batch, layout.recompute);
+        let key = ([layout.tensor, layout.context, layout.micro_batch], layout.recompute);
         let cost = match self.blocks.get(&key) {
             Some(known) => *known,
             None => {
@@ -176,7 +182,7 @@ impl<M: Model, R: Fn(&Layout) -> Result<MemoryEstimator<M>>> Search<'_, R> {
         };
         let run = (pipeline > 2).then(|| (self.run)(&alone).ok()).flatten()?;
         let mut recorded = RecordedRun::empty(&run);
-        let found = recorded.add(&run, self.architecture(), 1, false).ok()?;
+        let found = recorded.add(&run, self.device(), 1, false).ok()?;
         let programs = recorded.programs(self.cluster).ok()?;
         Some(BlockCost::new(programs.first()?, found.memory))
     }
@@ -185,34 +191,16 @@ impl<M: Model, R: Fn(&Layout) -> Result<MemoryEstimator<M>>> Search<'_, R> {
     fn recorded(&self, layout: &Layout, limit: u64) -> Result<Option<RecordedRun>> {
         let run = (self.run)(layout)?;
         let mut recorded = RecordedRun::empty(&run);
-        let stages = layout.pipeline;
-        // Stages between the first and the last are alike if all of them lie in the same way on their nodes. The second
-        // has the most micro-batches in flight.
-        let (order, of_stage): (Vec<usize>, Vec<usize>) = match self.stages_are_alike(layout) {
-            true => {
-                let index = |stage| match stage {
-                    0 => 0,
-                    _ if stage + 1 == stages => 1,
-                    _ => 2,
-                };
-                (vec![0, stages - 1, 1], (0..stages).map(index).collect())
-            }
-            false => ((0..stages).collect(), (0..stages).collect()),
-        };
-        for stage in order.into_iter().take(stages) {
+        let (stages, of_stage) = differing_stages(&run.layout, self.cluster.gpus_per_node);
+        for stage in stages {
             let RankMemory { total_bytes, .. } =
-                recorded.add(&run, self.architecture(), stage, false)?.memory;
+                recorded.add(&run, self.device(), stage, false)?.memory;
             if total_bytes as u64 > limit {
                 return Ok(None);
             }
         }
         recorded.represent(of_stage);
         Ok(Some(recorded))
-    }
-
-    fn stages_are_alike(&self, layout: &Layout) -> bool {
-        let (ranks, node) = (layout.gpus / layout.pipeline, self.cluster.gpus_per_node);
-        layout.gpus <= node || ranks.is_multiple_of(node)
     }
 
     /// The layout with the fewest bytes among those with the least bounds.
@@ -231,7 +219,7 @@ impl<M: Model, R: Fn(&Layout) -> Result<MemoryEstimator<M>>> Search<'_, R> {
             let mut bytes = 0;
             let stages = [0, layout.pipeline - 1];
             for stage in stages.into_iter().take(layout.pipeline) {
-                let found = recorded.add(&run, self.architecture(), stage, false)?;
+                let found = recorded.add(&run, self.device(), stage, false)?;
                 bytes = bytes.max(found.memory.total_bytes as u64);
             }
             if least.is_none_or(|(_, known)| bytes < known) {

@@ -278,6 +278,9 @@ impl<'a> Rank<'a> {
                 };
                 let (start, end) = (self.now, self.now + seconds);
                 self.mark("collective", "send".to_string(), start, end, Some((place, cost.bytes)));
+                if !shared.software.overlap_messages {
+                    self.wait(end, seconds, Traffic::Pipeline);
+                }
             }
             (self.at, *moved) = (self.at + 1, true);
         }

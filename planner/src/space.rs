@@ -5,6 +5,8 @@ use ferrotron_tensor::{Error, Result};
 /// The most samples of a micro-batch, and the most chunks of a rank, that are tried.
 const MOST: usize = 64;
 const MOST_CHUNKS: usize = 8;
+/// The fewest positions of a context-parallel rank that are tried.
+const LEAST_POSITIONS: usize = 2048;
 
 /// The recomputation of a layout.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -47,7 +49,7 @@ pub struct Layout {
     pub global_batch: usize,
     /// The activations that are computed again.
     pub recompute: Recomputation,
-    /// ZeRO stage, 0 or 1.
+    /// ZeRO stage, 0 to 3.
     pub zero_stage: u8,
 }
 
@@ -64,14 +66,14 @@ impl Layout {
 }
 
 /// The model and machine for which layouts are enumerated.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Space {
     /// Number of GPUs.
     pub gpus: usize,
     /// The most tensor-parallel ranks: GPUs of a node.
     pub gpus_per_node: usize,
-    /// Context-parallel size.
-    pub context: usize,
+    /// Context-parallel sizes.
+    pub contexts: Vec<usize>,
     /// Blocks of the model.
     pub layers: usize,
     /// Samples of a step.
@@ -79,48 +81,68 @@ pub struct Space {
 }
 
 impl Space {
+    /// The context-parallel sizes that a search tries: powers of two that leave each rank enough of `seq_length` positions.
+    ///
+    /// ```
+    /// use ferrotron_planner::Space;
+    /// assert_eq!(Space::contexts_of(1024, 8), [1]);
+    /// assert_eq!(Space::contexts_of(8192, 8), [1, 2, 4]);
+    /// assert_eq!(Space::contexts_of(131_072, 8), [1, 2, 4, 8]);
+    /// ```
+    pub fn contexts_of(seq_length: usize, gpus: usize) -> Vec<usize> {
+        let most = (seq_length / LEAST_POSITIONS).min(gpus).max(1);
+        (0..).map(|power| 1 << power).take_while(|size| *size <= most).collect()
+    }
+
     /// All layouts whose sizes divide, in a fixed order. Stages have equally many blocks.
     ///
     /// Errors if there is none.
     pub fn layouts(&self) -> Result<Vec<Layout>> {
         let mut found = Vec::new();
         for tensor in divisors(self.gpus).filter(|size| *size <= self.gpus_per_node) {
-            for pipeline in divisors(self.layers) {
-                let ranks = tensor * self.context * pipeline;
-                if !self.gpus.is_multiple_of(ranks)
-                    || !self.global_batch.is_multiple_of(self.gpus / ranks)
-                {
-                    continue;
-                }
-                let chunks = divisors(self.layers / pipeline)
-                    .filter(|chunks| *chunks == 1 || (pipeline > 1 && *chunks <= MOST_CHUNKS));
-                for chunks in chunks {
-                    self.add(&mut found, [tensor, pipeline, chunks]);
+            for &context in &self.contexts {
+                for pipeline in divisors(self.layers) {
+                    let ranks = tensor * context * pipeline;
+                    if !self.gpus.is_multiple_of(ranks)
+                        || !self.global_batch.is_multiple_of(self.gpus / ranks)
+                    {
+                        continue;
+                    }
+                    let chunks = divisors(self.layers / pipeline)
+                        .filter(|chunks| *chunks == 1 || (pipeline > 1 && *chunks <= MOST_CHUNKS));
+                    for chunks in chunks {
+                        self.add(&mut found, [tensor, context, pipeline, chunks]);
+                    }
                 }
             }
         }
         if found.is_empty() {
-            let Space { gpus, context, layers, global_batch, .. } = self;
+            let Space { gpus, contexts, layers, global_batch, .. } = self;
             let message = format!(
                 "{global_batch} is no multiple of the data-parallel ranks of any layout of {gpus} GPUs, context-parallel-size \
-                 {context} and {layers} layers: use other --nodes, --nproc or --global-batch-size"
+                 {contexts:?} and {layers} layers: use other --nodes, --nproc or --global-batch-size"
             );
             return Err(Error::config("--global-batch-size", message));
         }
         Ok(found)
     }
 
-    fn add(&self, found: &mut Vec<Layout>, [tensor, pipeline, chunks]: [usize; 3]) {
-        let data = self.gpus / (tensor * self.context * pipeline);
+    fn add(&self, found: &mut Vec<Layout>, [tensor, context, pipeline, chunks]: [usize; 4]) {
+        let data = self.gpus / (tensor * context * pipeline);
         let samples = self.global_batch / data;
         let sizes = (0..).map(|power| 1 << power).take_while(|size| *size <= samples.min(MOST));
+        // A pipeline has several micro-batches in flight, whose gradients and weights are not sharded.
+        let most_zero = match (data * context, pipeline) {
+            (1, _) => 0,
+            (_, 1) => 3,
+            _ => 1,
+        };
         for micro_batch in sizes.filter(|size| samples.is_multiple_of(*size)) {
             for recompute in Recomputation::ALL {
-                let most_zero = u8::from(data * self.context > 1);
                 found.extend((0..=most_zero).map(|zero_stage| Layout {
                     gpus: self.gpus,
                     tensor,
-                    context: self.context,
+                    context,
                     pipeline,
                     chunks,
                     micro_batch,

@@ -7,10 +7,14 @@ use ferrotron_planner::cluster::{AttentionKernels, Software};
 use ferrotron_planner::program::Program;
 use ferrotron_planner::simulate::{Replay, simulate};
 use ferrotron_planner::stage_time::StageTime;
-use ferrotron_planner::steps::{Block, GroupFacts, Part, Step, Traffic};
+use ferrotron_planner::steps::{Block, GroupFacts, MessageCost, Part, Step, Traffic};
 
-const SOFTWARE: Software =
-    Software { attention: AttentionKernels::Fused, overlap_grad_reduce: true };
+const SOFTWARE: Software = Software {
+    attention: AttentionKernels::Fused,
+    overlap_grad_reduce: true,
+    overlap_messages: true,
+    scatter_gather: true,
+};
 
 fn schedules() -> impl Iterator<Item = PipelineConfig> {
     let sizes = [(1, 3, 1), (2, 4, 1), (4, 8, 1), (4, 8, 3), (3, 6, 2), (8, 16, 2)];
@@ -93,6 +97,29 @@ fn calls_run_beside_kernels_and_one_after_another() {
     assert_eq!((time.exposed[Traffic::Data as usize], time.hidden(Traffic::Data)), (2.0, 4.0));
     let time = overlapped(Software { overlap_grad_reduce: false, ..SOFTWARE });
     assert_eq!((time.exposed[Traffic::Data as usize], time.hidden(Traffic::Data)), (6.0, 0.0));
+}
+
+#[test]
+fn a_sender_waits_for_messages_that_are_not_overlapped() {
+    let config =
+        PipelineConfig { kind: ScheduleKind::OneFOneB, stages: 2, microbatches: 4, chunks: 1 };
+    let schedule = PipelineSchedule::new(&config).unwrap();
+    let program = |stage| {
+        let mut program = Program::uniform(&schedule, stage, [3.0, 6.0, 0.0, 0.0]);
+        program.messages = [MessageCost { seconds: 0.5, ..MessageCost::default() }; 2];
+        program
+    };
+    let programs = [program(0), program(1)];
+    let exposed = |overlap_messages| {
+        let software = Software { overlap_messages, ..SOFTWARE };
+        let found = simulate(&schedule, &[&programs[0], &programs[1]], software, false).unwrap();
+        assert!((found.stages[0].total() / found.seconds - 1.0).abs() < 1e-12);
+        [0, 1].map(|stage: usize| found.stages[stage].exposed[Traffic::Pipeline as usize])
+    };
+    // The first stage sends four activations, the second four gradients, and each waits for what it needs.
+    let (beside, alone) = (exposed(true), exposed(false));
+    assert!(alone[0] >= 4.0 * 0.5 && alone[1] >= 4.0 * 0.5, "{alone:?}");
+    assert!(beside[0] < alone[0] && beside[1] < alone[1], "{beside:?} {alone:?}");
 }
 
 #[test]

@@ -58,6 +58,7 @@ fn bad_requests_get_one_line() {
         (["--nodes", "1000"], "no multiple of the data-parallel ranks"),
         (["--memory-limit", "1MB"], "the least that was found is"),
         (["--num-attention-heads", "3"], "num-attention-heads"),
+        (["--context-parallel-size", "0"], "--context-parallel-size"),
     ] {
         let output = ferrotron(folder.path(), &planned(&more));
         let message = String::from_utf8_lossy(&output.stderr).into_owned();

@@ -113,3 +113,44 @@ fn bad_requests_get_one_line() {
         assert!(message.contains(part), "{part} is missing: {message}");
     }
 }
+
+#[test]
+fn heads_that_no_kernel_takes_get_one_line() {
+    let folder = folder_with_text();
+    let plan = [&["plan"], &RUN[1..15], &["--global-batch-size", "32", "--bf16"]].concat();
+    for words in [RUN, &plan] {
+        let output = ferrotron(folder.path(), &[words, &["--hidden-size", "1024"]].concat());
+        let message = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!((output.status.code(), message.lines().count()), (Some(1), 1), "{message}");
+        assert!(message.contains("a GPU takes heads of at most 128 elements"), "{message}");
+    }
+}
+
+#[test]
+fn a_calibrated_machine_is_a_cluster() {
+    let folder = folder_with_text();
+    let run = |words: &[&str]| ferrotron(folder.path(), words);
+    let text = succeeded(run(&["bench", "--calibrate", "own.toml", "--threads", "1"]));
+    assert_eq!(text, std::fs::read_to_string(folder.path().join("own.toml")).unwrap());
+    let simulate = [&["simulate", "--cluster", "own.toml"], &RUN[5..RUN.len() - 1]].concat();
+    let report = |nproc: &str| -> Value {
+        let more = ["--nproc", nproc, "--json", "--by-kernel"];
+        serde_json::from_str(&succeeded(run(&[&simulate[..], &more].concat()))).unwrap()
+    };
+    let found = report("4");
+    let number = |found: &Value, key: &str| found[key].as_f64().unwrap();
+    assert_eq!(number(&found, "gpus"), 4.0);
+    assert!(number(&found, "s_per_step") > 0.0 && number(&found, "mfu") < 1.0, "{found}");
+    let kernels = found["kernels"].as_array().unwrap();
+    for name in ["linear", "attention_backward", "gelu_tanh", "adamw"] {
+        assert!(kernels.iter().any(|kernel| kernel["name"] == name), "no {name}: {found}");
+    }
+    for (words, part) in [
+        (["--device", "cuda"], "--calibrate: measures a processor"),
+        (["--profile", "--bf16"], "--profile"),
+    ] {
+        let refused = run(&[&["bench", "--calibrate", "other.toml"], &words[..]].concat());
+        let message = String::from_utf8_lossy(&refused.stderr).into_owned();
+        assert!(!refused.status.success() && message.contains(part), "{message}");
+    }
+}

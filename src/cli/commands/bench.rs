@@ -3,8 +3,10 @@
 use clap::Args;
 use ferrotron::models::bench::{BenchConfig, bench as measure};
 use ferrotron::models::profile::{Profile, ProfileCeilings};
+use ferrotron::planner::calibrate;
 use ferrotron::{Error, Result};
 use std::fmt::Write;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use crate::cli::args::device::{DeviceArgs, DeviceChoice, ExecutionArgs};
@@ -28,6 +30,9 @@ pub struct BenchArgs {
     /// Print the time and work of each operation of a step, beside the ceilings of this processor and its memory
     #[arg(long)]
     profile: bool,
+    /// File for a description of this machine, which --cluster of simulate and plan reads: measure it instead of a model
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["profile", "json"])]
+    calibrate: Option<PathBuf>,
     /// Print one JSON object, which is what bench prints without --profile
     #[arg(long)]
     json: bool,
@@ -46,6 +51,9 @@ pub fn bench(args: &BenchArgs) -> Result<ExitCode> {
             "bench",
             "--steps, --micro-batch-size and --vocab-size must be positive",
         ));
+    }
+    if let Some(path) = &args.calibrate {
+        return calibrated(path, args);
     }
     if args.profile && args.device.place()? != DeviceChoice::Cpu {
         let message =
@@ -71,6 +79,19 @@ pub fn bench(args: &BenchArgs) -> Result<ExitCode> {
     let line =
         serde_json::to_string(&report).map_err(|error| Error::io("bench", error.to_string()))?;
     output::line(&line);
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Measures this machine, and writes it as a cluster.
+fn calibrated(path: &Path, args: &BenchArgs) -> Result<ExitCode> {
+    if args.device.place()? != DeviceChoice::Cpu {
+        return Err(Error::config("--calibrate", "measures a processor: give --device cpu"));
+    }
+    let text = calibrate(&args.device.open()?, args.device.dtype()?)?.to_toml();
+    std::fs::write(path, &text).map_err(|error| {
+        Error::io("--calibrate", format!("cannot write {}: {error}", path.display()))
+    })?;
+    output::print(&text);
     Ok(ExitCode::SUCCESS)
 }
 

@@ -76,12 +76,14 @@ pub fn plan(args: &PlanArgs, options: &Options) -> Result<ExitCode> {
     }
     other_optimizers::check(options)?;
     match args.train.model.architecture {
-        Architecture::Gpt2 | Architecture::Llama | Architecture::Gemma2 => report::<Gpt>(args),
-        Architecture::Bert => report::<Bert>(args),
+        Architecture::Gpt2 | Architecture::Llama | Architecture::Gemma2 => {
+            report::<Gpt>(args, options)
+        }
+        Architecture::Bert => report::<Bert>(args, options),
     }
 }
 
-fn report<M: TrainedModel>(args: &PlanArgs) -> Result<ExitCode> {
+fn report<M: TrainedModel>(args: &PlanArgs, options: &Options) -> Result<ExitCode> {
     let cluster = named_cluster(&args.cluster, &args.train)?;
     let local = cluster.gpus_per_node;
     let Some(global_batch) = args.train.optimization.global_batch_size else {
@@ -90,18 +92,17 @@ fn report<M: TrainedModel>(args: &PlanArgs) -> Result<ExitCode> {
     };
     let vocab_size = vocab_size::<M>(&args.train, None, None)?;
     let sizes = M::sizes(&M::config(&args.train, vocab_size)?);
-    let space = Space {
-        gpus: local * args.nodes as usize,
-        gpus_per_node: local,
-        context: args.train.parallel.ranks.context_parallel_size,
-        layers: sizes.num_layers,
-        global_batch,
-    };
-    if space.context == 0 || global_batch == 0 {
-        let name =
-            if global_batch == 0 { "--global-batch-size" } else { "--context-parallel-size" };
-        return Err(Error::config(name, "must be positive, got 0"));
+    if global_batch == 0 {
+        return Err(Error::config("--global-batch-size", "must be positive, got 0"));
     }
+    let gpus = local * args.nodes as usize;
+    let contexts = match args.train.parallel.ranks.context_parallel_size {
+        0 => return Err(Error::config("--context-parallel-size", "must be positive, got 0")),
+        size if options.states_any(&["context-parallel-size"]) => vec![size],
+        _ => Space::contexts_of(args.train.model.seq_length()?, gpus),
+    };
+    let space =
+        Space { gpus, gpus_per_node: local, contexts, layers: sizes.num_layers, global_batch };
     let limit = args.train.run.memory_limit.unwrap_or(cluster.gpu.memory);
     let run = |layout: &Layout| {
         planned::<M>(&with_layout(&args.train, layout)?, layout.gpus, local, vocab_size)
@@ -156,6 +157,7 @@ fn with_layout(args: &TrainArgs, layout: &Layout) -> Result<TrainArgs> {
     let mut args = args.clone();
     args.optimization.micro_batch_size = layout.micro_batch;
     args.optimization.global_batch_size = Some(layout.global_batch);
+    args.parallel.context_parallel_size = layout.context;
     let positions = args.model.seq_length()? / layout.context;
     let parallel = &mut args.parallel;
     parallel.ranks.tensor_model_parallel_size = layout.tensor;
@@ -224,8 +226,9 @@ fn fits_nowhere(found: &Plan, gpus: usize, limit: u64) -> Error {
 /// A layout in a line.
 fn flags(layout: &Layout) -> String {
     format!(
-        "tensor {}, pipeline {}, chunks {}, data {}, micro-batch {}, recomputation {}, ZeRO {}",
+        "tensor {}, context {}, pipeline {}, chunks {}, data {}, micro-batch {}, recomputation {}, ZeRO {}",
         layout.tensor,
+        layout.context,
         layout.pipeline,
         layout.chunks,
         layout.data(),
@@ -275,9 +278,14 @@ fn table(found: &Plan, cluster: &Cluster) -> String {
         "{} GPUs, {}\n{} layouts: {} take too much memory, {} simulated, the others have bounds above the best {BEST}\n",
         best.layout.gpus, cluster.description, found.layouts, found.too_large, found.simulated
     );
+    if let Some((layout, error)) = &found.failure {
+        let (count, first) = (found.failed, flags(layout));
+        text += &format!("{count} left out, whose dry step failed; the first, {first}: {error}\n");
+    }
     text += &format!(
-        "{:>7}{:>9}{:>7}{:>6}{:>6}{:>11}{:>5}{:>11}{:>9}{:>8}{:>11}  {}\n",
+        "{:>7}{:>8}{:>9}{:>7}{:>6}{:>6}{:>11}{:>5}{:>11}{:>9}{:>8}{:>11}  {}\n",
         "tensor",
+        "context",
         "pipeline",
         "chunks",
         "data",
@@ -293,8 +301,9 @@ fn table(found: &Plan, cluster: &Cluster) -> String {
     for Planned { layout, prediction } in &found.best {
         let (name, share) = binds(prediction);
         text += &format!(
-            "{:>7}{:>9}{:>7}{:>6}{:>6}{:>11}{:>5}{:>11.4}{:>9.1}{:>8.4}{:>11}  {name} {:.1} %\n",
+            "{:>7}{:>8}{:>9}{:>7}{:>6}{:>6}{:>11}{:>5}{:>11.4}{:>9.1}{:>8.4}{:>11}  {name} {:.1} %\n",
             layout.tensor,
+            layout.context,
             layout.pipeline,
             layout.chunks,
             layout.data(),
@@ -359,6 +368,8 @@ fn as_json(args: &PlanArgs, found: &Plan, cluster: &Cluster, parameters: u64) ->
         "layouts": found.layouts,
         "too_large": found.too_large,
         "simulated": found.simulated,
+        "failed": found.failed,
+        "failure": found.failure.as_ref().map(|(layout, error)| format!("{}: {error}", flags(layout))),
         "best": best.collect::<Vec<Value>>(),
         "runner_up": lost,
     })

@@ -3,7 +3,7 @@
 use clap::Args;
 use ferrotron::models::bert::Bert;
 use ferrotron::models::gpt::Gpt;
-use ferrotron::models::memory::MemoryEstimator;
+use ferrotron::models::memory::{MemoryEstimator, PlannedDevice};
 use ferrotron::parallel::pipeline::{svg, text};
 use ferrotron::planner::steps::{Part, Traffic};
 use ferrotron::planner::{Cluster, Prediction, predict, trace};
@@ -112,7 +112,8 @@ fn planned<M: TrainedModel>(args: &SimulateArgs) -> Result<(MemoryEstimator<M>, 
 pub fn named_cluster(name: &str, train: &TrainArgs) -> Result<Cluster> {
     let cluster = Cluster::named(name)?;
     let local = train.parallel.ranks.nproc.unwrap_or(cluster.gpus_per_node);
-    if local == 0 || local > cluster.gpus_per_node {
+    let most = if cluster.cores.is_some() { usize::MAX } else { cluster.gpus_per_node };
+    if local == 0 || local > most {
         let message = format!(
             "{local} ranks, one a GPU, are not 1 to {}, the GPUs of a node of {}",
             cluster.gpus_per_node, cluster.name
@@ -136,10 +137,12 @@ fn title(args: &SimulateArgs, found: &Prediction) -> String {
 /// The step and its parts.
 fn summary(args: &SimulateArgs, found: &Prediction, cluster: &Cluster, parameters: u64) -> String {
     let seconds = found.seconds();
+    let unit = if matches!(cluster.gpu.device, PlannedDevice::Cpu { .. }) { "rank" } else { "GPU" };
+    let speed = format!("TFLOP/s a {unit}");
     let mut text = format!(
-        "{} GPUs, {}\n\
+        "{} {unit}s, {}\n\
          step            {:.4} s, {} tokens, {:.0} tokens/s\n\
-         TFLOP/s a GPU   {:.1} with recomputation, {:.1} of the model: MFU {:.1} %\n\
+         {speed:16}{:.1} with recomputation, {:.1} of the model: MFU {:.1} %\n\
          bubble          {:.4} of the rest\n",
         found.world,
         cluster.description,
