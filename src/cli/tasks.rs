@@ -129,6 +129,9 @@ impl GptTask {
     }
 
     /// Scores the requests; `None` if a rank was asked to stop. `done` is told how many are scored.
+    ///
+    /// # Errors
+    /// Errors of [`score`]; a number that is not finite, such as a perplexity beyond the largest f64.
     pub fn scores(
         &self,
         model: &LocalModel<Gpt>,
@@ -138,7 +141,14 @@ impl GptTask {
         let config = ScoreConfig { micro_batch_size: self.micro_batch_size, top: 1 };
         let scores =
             score(model, &self.texts.requests(), config, stop, done).at(self.task.name())?;
-        Ok(scores.map(|scores| self.result(&scores)))
+        let Some(found) = scores.map(|scores| self.result(&scores)) else { return Ok(None) };
+        match found.numbers.iter().find(|(_, value)| !value.is_finite()) {
+            Some((name, value)) => {
+                let message = format!("{name} is {value}: {}", found.text);
+                Err(Error::value(self.task.name(), message))
+            }
+            None => Ok(Some(found)),
+        }
     }
 
     fn result(&self, scores: &[Vec<TokenScore>]) -> TaskResult {

@@ -90,7 +90,9 @@ fn biases_of_norms_are_a_switch_of_their_own() {
             assert_eq!(found.len(), 5);
         }
         // The checkpoint goes on in another layout, and no family holds such norms.
-        succeeded(run(path, "train", &format!("--load {name} --save {name} --train-iters 6")));
+        let resume =
+            ["train", "--load", name, "--save", name, "--train-iters", "6", "--nproc", "2"];
+        succeeded(ferrotron(path, &[&resume[..], &["--tensor-model-parallel-size", "2"]].concat()));
         let output = ferrotron(path, &["export", "--load", name, "--output", "hf"]);
         let line = refused(output, 2);
         assert!(line.contains("this model cannot be a Hugging Face "), "{name}: {line}");

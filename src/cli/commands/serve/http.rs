@@ -4,7 +4,7 @@ use ferrotron::models::stop::StopFlag;
 use ferrotron::models::tokenizer::Tokenizer;
 use ferrotron::{Error, Result};
 use http_body_util::{BodyExt, Full};
-use hyper::body::{Body, Bytes, Frame, Incoming};
+use hyper::body::{Body, Bytes, Frame, Incoming, SizeHint};
 use hyper::header::{CONTENT_TYPE, HeaderValue};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
@@ -145,6 +145,18 @@ impl Body for ResponseBody {
             ResponseBody::Events(events, _) => {
                 events.poll_recv(context).map(|event| event.map(|event| Ok(Frame::data(event))))
             }
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        matches!(self, ResponseBody::Whole(body) if body.is_end_stream())
+    }
+
+    /// The length of a whole response, for its header.
+    fn size_hint(&self) -> SizeHint {
+        match self {
+            ResponseBody::Whole(body) => body.size_hint(),
+            ResponseBody::Events(..) => SizeHint::default(),
         }
     }
 }
