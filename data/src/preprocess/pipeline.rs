@@ -113,7 +113,7 @@ fn read(
     jobs: &SyncSender<Job>,
     in_order: &SyncSender<Result<Option<Pending>>>,
 ) {
-    loop {
+    while budget.wait_for_room() {
         let batch = match reader.next_batch() {
             Ok(Some(batch)) => batch,
             end => {
@@ -174,6 +174,14 @@ impl Budget {
         };
         let mut held = self.changed.wait_while(held, has_no_room).expect("no holder panics");
         held.bytes += bytes;
+        !held.is_closed
+    }
+
+    /// Waits until no large batch is on its way, so that no other one is read meanwhile. False if nobody needs more.
+    fn wait_for_room(&self) -> bool {
+        let held = self.held.lock().expect("no holder panics");
+        let is_full = |held: &mut Held| !held.is_closed && held.bytes > MAX_DOCUMENT / 2;
+        let held = self.changed.wait_while(held, is_full).expect("no holder panics");
         !held.is_closed
     }
 

@@ -177,6 +177,8 @@ impl Stream {
     fn fill(&mut self, bytes: usize, name: &str) -> Result<()> {
         while !self.is_ended && self.buffer.len() < bytes {
             let missing = (bytes - self.buffer.len()) as u64;
+            // No more than that: half of a large buffer would be empty.
+            self.buffer.reserve_exact(missing as usize);
             let read = (&mut self.input).take(missing).read_to_end(&mut self.buffer);
             self.is_ended = read.map_err(|error| unreadable(name, &error))? == 0;
         }

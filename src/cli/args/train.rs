@@ -258,7 +258,7 @@ impl OptimizationArgs {
                  --local-sgd-steps out"
             ));
         }
-        Ok(TrainState { step, consumed_samples, ..TrainState::default() })
+        Ok(TrainState { step, consumed_samples, steps_before: step, ..TrainState::default() })
     }
 
     fn frozen(&self) -> Result<ParamPatterns> {

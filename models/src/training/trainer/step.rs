@@ -178,7 +178,7 @@ impl<M: Model> Trainer<M> {
     /// The schedule's learning rate. The gradient scale is computed on the device.
     fn step_config(&self) -> StepConfig {
         let position = match self.config.schedule_unit {
-            ScheduleUnit::Steps => self.optimizer.steps() + 1,
+            ScheduleUnit::Steps => self.progress.steps_before + self.optimizer.steps() + 1,
             ScheduleUnit::Samples => {
                 let TrainState { consumed_samples, skipped_samples, .. } = self.progress;
                 let batch = self.config.batch_size.global_batch_size(consumed_samples);
