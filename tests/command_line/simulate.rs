@@ -117,9 +117,10 @@ fn bad_requests_get_one_line() {
 #[test]
 fn heads_that_no_kernel_takes_get_one_line() {
     let folder = folder_with_text();
-    let plan = [&["plan"], &RUN[1..15], &["--global-batch-size", "32", "--bf16"]].concat();
-    for words in [RUN, &plan] {
-        let output = ferrotron(folder.path(), &[words, &["--hidden-size", "1024"]].concat());
+    let wide = ["--hidden-size", "1024"];
+    let plan = ["plan", "--cluster", "h100", "--nodes", "2", "--global-batch-size", "32", "--bf16"];
+    for words in [simulated(&wide), [&plan, PLANNED_MODEL, &wide].concat()] {
+        let output = ferrotron(folder.path(), &words);
         let message = String::from_utf8_lossy(&output.stderr).into_owned();
         assert_eq!((output.status.code(), message.lines().count()), (Some(1), 1), "{message}");
         assert!(message.contains("a GPU takes heads of at most 128 elements"), "{message}");
@@ -132,7 +133,8 @@ fn a_calibrated_machine_is_a_cluster() {
     let run = |words: &[&str]| ferrotron(folder.path(), words);
     let text = succeeded(run(&["bench", "--calibrate", "own.toml", "--threads", "1"]));
     assert_eq!(text, std::fs::read_to_string(folder.path().join("own.toml")).unwrap());
-    let simulate = [&["simulate", "--cluster", "own.toml"], &RUN[5..RUN.len() - 1]].concat();
+    let f32_run = &PARALLEL[..PARALLEL.len() - 1];
+    let simulate = [&["simulate", "--cluster", "own.toml"], PLANNED_MODEL, f32_run].concat();
     let report = |nproc: &str| -> Value {
         let more = ["--nproc", nproc, "--json", "--by-kernel"];
         serde_json::from_str(&succeeded(run(&[&simulate[..], &more].concat()))).unwrap()

@@ -157,7 +157,7 @@ fn with_layout(args: &TrainArgs, layout: &Layout) -> Result<TrainArgs> {
     let mut args = args.clone();
     args.optimization.micro_batch_size = layout.micro_batch;
     args.optimization.global_batch_size = Some(layout.global_batch);
-    args.parallel.context_parallel_size = layout.context;
+    args.parallel.ranks.context_parallel_size = layout.context;
     let positions = args.model.seq_length()? / layout.context;
     let parallel = &mut args.parallel;
     parallel.ranks.tensor_model_parallel_size = layout.tensor;
