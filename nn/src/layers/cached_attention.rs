@@ -26,9 +26,9 @@ impl AttentionHeads {
         cache: &mut KvCache,
         scores: Scores,
     ) -> Result<Var> {
-        let option = match (scores.mask, &ctx.key_ranges) {
-            (AttentionMask::None, _) => Some("attention that is not causal"),
-            (_, Some(_)) => Some("key lengths or documents"),
+        let option = match (&ctx.key_ranges, scores.mask) {
+            (Some(_), _) => Some("key lengths or documents"),
+            (None, AttentionMask::None) => Some("attention that is not causal"),
             _ => None,
         };
         if let Some(option) = option {

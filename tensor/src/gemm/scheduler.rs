@@ -10,10 +10,17 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 /// Operations below which another thread is not worth waking.
 const OPERATIONS_PER_THREAD: usize = 2 << 20;
 
+/// Elements of an operand that are used a few times each below which another thread is not worth waking: memory gives them
+/// to one thread in some 100 microseconds.
+const READ_PER_THREAD: usize = 256 << 10;
+/// Rows or columns up to which a product takes as long as reading its larger operand, as in generation.
+const FEW: usize = 8;
+
 /// The threads that a product of (rows, k) by (k, columns) is worth, at most `threads`.
 pub(super) fn useful_threads(threads: usize, [rows, k, columns]: [usize; 3]) -> usize {
     let operations = rows.saturating_mul(columns).saturating_mul(2 * k);
-    threads.clamp(1, 1 + operations / OPERATIONS_PER_THREAD)
+    let read = if rows.min(columns) <= FEW { rows.max(columns).saturating_mul(k) } else { 0 };
+    threads.clamp(1, 1 + (operations / OPERATIONS_PER_THREAD).max(read / READ_PER_THREAD))
 }
 
 /// A product that is cut into cache blocks, each packed and then computed piece by piece.

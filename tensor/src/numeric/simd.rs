@@ -4,6 +4,8 @@
 //! AVX2 and for AVX-512) and calls the best one for the machine. The compiler vectorizes the loops. The variants
 //! differ in speed, never in the order of operations.
 
+use std::sync::atomic::{AtomicU8, Ordering};
+
 /// Prepends the CPU features of [`SimdLevel::Avx2`] to a macro's arguments. This list and the next serve compilation
 /// and detection, of these kernels and of matrix products.
 #[cfg(target_arch = "x86_64")]
@@ -71,20 +73,33 @@ pub enum SimdLevel {
     Avx512,
 }
 
+/// The level of this machine plus one, once it is known: kernels ask for it in each call.
+static DETECTED: AtomicU8 = AtomicU8::new(0);
+
 impl SimdLevel {
-    /// The best level of this machine; the standard library caches the detection.
+    /// The best level of this machine.
     #[inline]
     pub fn detect() -> SimdLevel {
-        #[cfg(target_arch = "x86_64")]
-        {
-            if with_avx512!(detected!) {
-                return SimdLevel::Avx512;
-            }
-            if with_avx2!(detected!) {
-                return SimdLevel::Avx2;
-            }
+        match DETECTED.load(Ordering::Relaxed) {
+            1 => SimdLevel::Portable,
+            2 => SimdLevel::Avx2,
+            3 => SimdLevel::Avx512,
+            _ => SimdLevel::look(),
         }
-        SimdLevel::Portable
+    }
+
+    #[cold]
+    fn look() -> SimdLevel {
+        #[cfg(target_arch = "x86_64")]
+        let level = match (with_avx512!(detected!), with_avx2!(detected!)) {
+            (true, _) => SimdLevel::Avx512,
+            (false, true) => SimdLevel::Avx2,
+            (false, false) => SimdLevel::Portable,
+        };
+        #[cfg(not(target_arch = "x86_64"))]
+        let level = SimdLevel::Portable;
+        DETECTED.store(level as u8 + 1, Ordering::Relaxed);
+        level
     }
 }
 

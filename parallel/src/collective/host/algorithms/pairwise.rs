@@ -106,8 +106,7 @@ pub async fn reduce_scatter_narrow(
 }
 
 /// Reduces to parts: part i arrives on rank i, at its place in `bytes`, added in the order of the ring, so with the ring's
-/// bits. The
-/// buffer is at most a piece.
+/// bits. The buffer is at most a piece.
 ///
 /// Ranks wait once, not once for each step round a ring: ranks that share a core take turns that often.
 pub async fn reduce_scatter_small(
