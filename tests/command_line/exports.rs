@@ -49,7 +49,10 @@ fn a_family_is_written_if_it_holds_the_model() {
         ),
         ("gemma2", "cannot be a Hugging Face gemma2, where it would have "),
         ("bert", "cannot be a Hugging Face bert: it is a GPT"),
-        ("mamba", "describes model_type 'mamba': supported are gpt2, llama, mistral, "),
+        (
+            "mamba",
+            "cannot export model_type 'mamba', which needs state-space layers: supported are gpt2, llama, ",
+        ),
     ] {
         let line = refused(export(path, "hf", &["--output", "no", "--family", name]), 2);
         assert!(line.contains(part), "{line}");

@@ -1,7 +1,7 @@
 //! Tasks during a run: WikiText, LAMBADA and samples of text.
 
 use super::models_and_data::refused;
-use super::validation_sets::{assert_close, contains, events, metrics, refusal};
+use super::validation_sets::{assert_close, contains, events, metrics};
 use super::{TINY, ferrotron, folder_with_text, succeeded};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
@@ -125,11 +125,13 @@ fn a_sample_behind_the_last_step_is_there_once() {
     assert_eq!(count("each", ""), 2); // steps 10 and 20
     assert_eq!(count("zero", "--zero-stage 3"), 2);
     assert_eq!(count("between", "--eval-tasks-interval 15"), 2); // steps 15 and 20
-    let line = refusal(
-        path,
-        "--data text.txt --log-samples-to-tensorboard --tensorboard-dir x --nproc 2 --zero-stage 3",
-    );
-    assert!(line.contains("--log-samples-to-tensorboard: no rank has the whole model"), "{line}");
+    let data = ["train", "--data", "text.txt", "--log-samples-to-tensorboard"];
+    let cut = ["--tensorboard-dir", "x", "--nproc", "2", "--zero-stage", "3"];
+    let output = ferrotron(path, &[&data[..], TINY, &cut].concat());
+    let message = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(!output.status.success(), "{message}");
+    let part = "--log-samples-to-tensorboard: no rank has the whole model";
+    assert!(message.contains(part), "{message}");
 }
 
 /// A number of a task that is not finite is a warning; the other task and training go on, in every layout.

@@ -224,7 +224,7 @@ fn eval_measures_the_part_that_train_has_measured() {
 }
 
 /// The words of a command that is refused: the last line of its standard error.
-pub(super) fn refusal(folder: &Path, words: &str) -> String {
+fn refusal(folder: &Path, words: &str) -> String {
     let start = ["train", "--vocab-size", "50", "--global-batch-size", "4", "--save", "refused"];
     let words: Vec<&str> = words.split_whitespace().collect();
     refused(ferrotron(folder, &[&start[..], TINY, &words].concat()), 2)
