@@ -83,7 +83,7 @@ fn compare(kind: &str, steps: usize, words: &[&str]) -> Result<()> {
     Ok(())
 }
 
-/// What a step costs.
+/// The cost of a step.
 #[derive(Clone, Copy)]
 struct Cost {
     milliseconds: f64,

@@ -197,7 +197,7 @@ enum Field {
     Number(i64),
     Flag(bool),
     Struct(Fields),
-    /// Of a type that page headers do not need.
+    /// A value of a type that page headers do not need.
     Other,
 }
 

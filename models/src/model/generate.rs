@@ -43,8 +43,8 @@ pub fn generate(
     Ok(texts.into_iter().flatten().collect())
 }
 
-/// Continues several texts together, each exactly as [`generate`] continues it alone: their next tokens come from one
-/// forward, which reads the weights once. `on_token` gets the number of a text and its token as it comes, and ends this
+/// Continues several texts together, each as [`generate`] continues it alone, on a CPU to the last bit: their next tokens come
+/// from one forward, which reads the weights once. `on_token` gets the number of a text and its token as it comes, and ends this
 /// text by breaking off. Returns all tokens of each.
 ///
 /// Prompts, and windows that slide, take a forward of their own. All texts have their caches at the same time.

@@ -212,7 +212,8 @@ impl LossReduction {
         Ok(())
     }
 
-    /// The mean of each term, by name: from the reported loss, or from the sums of several terms over the world.
+    /// The mean of each term, by name: from the reported loss, or from the sums of several terms over the world. It is 0 for
+    /// a term without elements.
     ///
     /// Errors, naming it, if a term without elements has a sum other than 0, which no gradient contains.
     pub fn means(&self, loss: f64, sums: Option<&[f64]>) -> Result<Vec<(&'static str, f64)>> {

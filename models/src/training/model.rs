@@ -116,7 +116,8 @@ pub trait Model: Module + Sized + Send + Sync + 'static {
     ///
     /// The loss of a step is the sum over all terms of weight x sum / number, with sums and numbers of the global
     /// batch. The names and weights must be the same for all batches. A term may have no elements in a global batch, if its
-    /// sum is 0 then and another term has some; otherwise the step is refused, or skipped as a bad one.
+    /// sum is 0 then and another term has some. A step in which no term has any is a bad step; a term without elements that
+    /// has a sum is an error, on a GPU when the reports of steps are read.
     fn loss_terms(config: &Self::Config, batch: &Batch) -> Result<Vec<LossTerm>>;
 
     /// Runs this chunk. `input` is the previous chunk's activation; the first chunk has none and reads the batch.

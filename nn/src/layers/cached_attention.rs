@@ -37,7 +37,10 @@ impl AttentionHeads {
         }
         let (sequences, batch) = (cache.sequences_mut(), qkv.value().dim(0)?);
         if sequences.len() != batch {
-            let message = format!("{batch} sequences and a cache of {}", sequences.len());
+            let message = format!(
+                "{batch} sequences and a cache of {}: make the cache for {batch}",
+                sequences.len()
+            );
             return Err(Error::shape("attention", message));
         }
         if let [sequence] = sequences {
@@ -46,7 +49,7 @@ impl AttentionHeads {
         let mut outputs = Vec::new();
         for (row, sequence) in sequences.iter_mut().enumerate() {
             let own = Var::constant(qkv.value().narrow(0, row, 1)?);
-            let bias = bias.map(|bias| of_sample(bias, row)).transpose()?;
+            let bias = bias.map(|bias| of_sample(bias, row, batch)).transpose()?;
             outputs.push(self.attend_sequence(
                 ctx,
                 own,
@@ -86,10 +89,11 @@ impl AttentionHeads {
     }
 }
 
-/// The part of a bias, which broadcasts to (B, H, T, S), that belongs to one sample.
-fn of_sample(bias: &Var, sample: usize) -> Result<Var> {
+/// The part of a bias, which broadcasts to (B, H, T, S), that belongs to one sample of `batch`. A bias of another number of
+/// samples is refused where it is added.
+fn of_sample(bias: &Var, sample: usize, batch: usize) -> Result<Var> {
     match bias.dims() {
-        [samples, _, _, _] if *samples > 1 => bias.narrow(0, sample, 1),
+        [samples, _, _, _] if *samples == batch => bias.narrow(0, sample, 1),
         _ => Ok(bias.clone()),
     }
 }

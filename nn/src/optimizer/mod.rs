@@ -105,8 +105,9 @@ impl Optimizer {
     ///
     /// Errors, without any change, if all parameters are frozen, as [`Optimizer::check_finite`] does, if gradients were added
     /// to those of the last step, if a graph that was not consumed still holds a weight, and, in the first step and after
-    /// scopes of the model have made parameters, as [`ParamAndGradBuffer::check_owned`]. Errors for buffers of another optimizer, and for weights that other ranks train,
-    /// too: `DataParallel::update` is for them. Errors for a rule with sums over ranks if parameters are sharded over them.
+    /// scopes of the model have made parameters, as [`ParamAndGradBuffer::check_owned`]. Errors for buffers of another
+    /// optimizer, and for weights that other ranks train, too: `DataParallel::update` is for them. Errors for a rule with
+    /// sums over ranks if parameters are sharded over them.
     pub fn step(&mut self, buffers: &ParamAndGradBuffer, step: &StepConfig) -> Result<()> {
         let Some(param) = buffers.params().next() else {
             buffers.check_owned()?;
@@ -136,12 +137,17 @@ impl Optimizer {
 
     /// Errors if the next step would make weights of this rank infinite or NaN. The cause is the learning rate, the
     /// factor of the gradients, or a gradient, whose parameter the error names. Reads all gradients once; a fake device
-    /// has none. Errors as [`ParamAndGradBuffer::settle_unused`] too.
+    /// has none. Errors as [`ParamAndGradBuffer::settle_unused`] too, and as [`ParamAndGradBuffer::check_owned`] if scopes
+    /// have made parameters since the last step.
     pub fn check_finite(&self, buffers: &ParamAndGradBuffer, step: &StepConfig) -> Result<()> {
         let number = self.step + 1;
         if !step.lr.is_finite() {
             let message = format!("step {number}: the learning rate is {}", step.lr);
             return Err(Error::value("optimizer", message));
+        }
+        // Here, where all ranks refuse together, though one stage alone may have made a layer.
+        if self.owned.is_some_and(|made| made != buffers.params_made()) {
+            buffers.check_owned()?;
         }
         buffers.settle_unused()?;
         // Also on a pipeline stage whose parameters are frozen: it refuses together with the others.

@@ -62,9 +62,12 @@ pub(crate) struct OptionsByName {
 }
 
 impl OptionsByName {
-    /// Options given by `f`.
-    pub fn new(f: impl Fn(&str) -> ParamOptions + Send + Sync + 'static) -> OptionsByName {
-        OptionsByName { options: Some(Arc::new(f)), patterns: Vec::new() }
+    /// Options given by `f` in place of these, whose patterns still have to match.
+    pub fn replaced(
+        self,
+        f: impl Fn(&str) -> ParamOptions + Send + Sync + 'static,
+    ) -> OptionsByName {
+        OptionsByName { options: Some(Arc::new(f)), ..self }
     }
 
     /// The same options, changed by `change` for the parameters that `patterns` choose.

@@ -89,7 +89,8 @@ impl Scope {
     }
 
     /// Declares options of parameters by their global names: dtype, factors of the learning rate, weight decay, and
-    /// update rules. An optimizer treats parameters of equal options together. Replaces earlier options.
+    /// update rules. An optimizer treats parameters of equal options together. Replaces earlier options, those of
+    /// [`Scope::with_options_for`] too, whose patterns still have to match.
     ///
     /// ```
     /// use ferrotron_nn::{Bias, Init, Linear, OptimizerConfig, ParamOptions, Scope};
@@ -109,11 +110,12 @@ impl Scope {
         mut self,
         options: impl Fn(&str) -> ParamOptions + Send + Sync + 'static,
     ) -> Scope {
-        self.options = OptionsByName::new(options);
+        self.options = self.options.replaced(options);
         self
     }
 
     /// Changes the options of the parameters that `patterns` choose by their global names; those of earlier calls stay.
+    /// Call it on the scope of the model, since a pattern may match any name of the model.
     ///
     /// A pattern that matches no parameter of the model is an error: in the first step of an
     /// [`Optimizer`](crate::Optimizer) on one rank, and when a `DataParallel` or `Trainer` is made.

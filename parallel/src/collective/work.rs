@@ -27,7 +27,7 @@ impl Polling {
         Polling { until: Instant::now() + SPIN_TIME }
     }
 
-    /// Yields to threads that compute. Returns whether to poll on after one more look.
+    /// Yields to threads that compute. Returns whether to look again.
     pub fn pause(&self) -> bool {
         let before = Instant::now();
         yield_now();

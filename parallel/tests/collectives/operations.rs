@@ -12,6 +12,12 @@ use crate::worlds::{Backend, all};
 
 const SIZES: [usize; 6] = [0, 1, 2, 7, 64, 1001];
 
+/// Rows and elements of a row: small buffers, and some over 256 KiB with fewer rows than ranks, which go round a ring.
+fn shapes(dtype: DType) -> impl Iterator<Item = [usize; 2]> {
+    let large = [[1, 70_001], [2, 70_001]].into_iter().filter(move |_| dtype == DType::F32);
+    SIZES.into_iter().map(|rows| [rows, 3]).chain(large)
+}
+
 /// The reduction of element `index` over `n` ranks.
 fn reduced(n: usize, index: usize, reduction: Reduction) -> f64 {
     let values = (0..n).map(|rank| value(rank, index));
@@ -47,15 +53,15 @@ pub fn reduce_scatter_gives_every_rank_its_part(backend: Backend) {
         backend.run(n, |world| {
             let group = world.group("all", &all(&world))?;
             for dtype in DType::ALL {
-                for rows in SIZES {
+                for [rows, row] in shapes(dtype) {
                     for reduction in REDUCTIONS {
-                        let x = make(dtype, &[rows, 3], |i| value(world.rank(), i))?;
+                        let x = make(dtype, &[rows, row], |i| value(world.rank(), i))?;
                         let y = group.reduce_scatter(x, reduction)?.wait()?;
                         let own = partition_range(rows, n, world.rank());
-                        assert_eq!(y.dims(), [own.len(), 3]);
+                        assert_eq!(y.dims(), [own.len(), row]);
                         let what = format!("reduce_scatter {reduction:?} of {n} ranks");
-                        check(&what, &y, own.len() * 3, |i| {
-                            reduced(n, own.start * 3 + i, reduction)
+                        check(&what, &y, own.len() * row, |i| {
+                            reduced(n, own.start * row + i, reduction)
                         })?;
                     }
                 }
@@ -70,12 +76,12 @@ pub fn all_gather_gives_every_rank_all_parts(backend: Backend) {
         backend.run(n, |world| {
             let group = world.group("all", &all(&world))?;
             for dtype in DType::ALL {
-                for rows in SIZES {
+                for [rows, row] in shapes(dtype) {
                     let own = partition_range(rows, n, world.rank());
-                    let part = make(dtype, &[own.len(), 3], |i| value(0, own.start * 3 + i))?;
+                    let part = make(dtype, &[own.len(), row], |i| value(0, own.start * row + i))?;
                     let y = group.all_gather(part, rows)?.wait()?;
-                    assert_eq!(y.dims(), [rows, 3]);
-                    check(&format!("all_gather of {n} ranks"), &y, rows * 3, |i| value(0, i))?;
+                    assert_eq!(y.dims(), [rows, row]);
+                    check(&format!("all_gather of {n} ranks"), &y, rows * row, |i| value(0, i))?;
                 }
             }
             Ok(())

@@ -7,7 +7,7 @@ use crate::values::{make, value};
 use crate::worlds::{Backend, all};
 
 pub fn bytes_are_those_of_the_algorithm(backend: Backend) {
-    for n in 1..=8 {
+    for n in (1..=8).chain([17]) {
         for (dtype, len) in
             [(DType::F32, 0), (DType::F64, 5), (DType::BF16, 1003), (DType::F32, 200_001)]
         {
@@ -27,7 +27,7 @@ pub fn bytes_are_those_of_the_algorithm(backend: Backend) {
                 // Every part but its own to reduce; to gather every part but the next rank's round a ring, or of a
                 // small buffer its own to every other rank.
                 let all: u64 = (0..n).map(part).sum();
-                let gathered = match n > 2 && len * size <= 256 << 10 {
+                let gathered = match (3..=16).contains(&n) && len * size <= 256 << 10 {
                     true => (n as u64 - 1) * part(rank),
                     false => all - part(rank + 1),
                 };

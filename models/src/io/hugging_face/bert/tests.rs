@@ -14,7 +14,7 @@ use std::path::PathBuf;
 
 const NAMES: [&str; 4] = ["bert", "bert-mlm", "megatron-bert", "megatron-bert-mlm"];
 
-/// Those with one logit a choice.
+/// Models with one logit a choice.
 const CHOICES: [&str; 2] = ["bert-choices", "megatron-bert-choices"];
 
 fn fixture(name: &str) -> PathBuf {
