@@ -286,7 +286,7 @@ impl<'a> UpdateStep<'a> {
             Some(dim) => {
                 let own = own.reshape(dims)?;
                 let (matrix, range) = self.exchange.all_gather(&own, dim, whole[dim])?;
-                (matrix, Some((dim, range)))
+                (matrix.contiguous()?, Some((dim, range)))
             }
         };
         let result = f(&matrix)?;
