@@ -40,7 +40,7 @@ pub struct Documents {
     /// The end of each sentence in `source`.
     ends: Arc<[u64]>,
     /// The sentences of each document.
-    documents: Vec<Range<usize>>,
+    documents: Arc<[Range<usize>]>,
 }
 
 /// Files and sets whose sentences are collected.
@@ -163,7 +163,7 @@ impl Documents {
         let part = |from: u64, to: u64| {
             let (from, to, mut before) = (from as usize, to as usize, 0);
             let mut documents = Vec::new();
-            for document in &self.documents {
+            for document in self.documents.iter() {
                 let cut =
                     |at: usize| document.start + at.clamp(before, before + document.len()) - before;
                 let kept = cut(from)..cut(to);
@@ -172,7 +172,7 @@ impl Documents {
                     documents.push(kept);
                 }
             }
-            Documents { documents, ..self.clone() }
+            Documents { documents: documents.into(), ..self.clone() }
         };
         if training == 0 {
             let sentences = self.num_sentences();
@@ -196,7 +196,7 @@ impl Collected {
     fn finish(self, vocab_size: usize) -> Result<Documents> {
         let source = TokenSource::from_parts(self.parts, vocab_size);
         source.check_if_short()?;
-        Ok(Documents { source, ends: self.ends.into(), documents: self.documents })
+        Ok(Documents { source, ends: self.ends.into(), documents: self.documents.into() })
     }
 
     /// Adds file number `index`.

@@ -60,20 +60,26 @@ impl Groups {
             let key = RandomKey::new(seed, index as u64, "data.bert.group");
             cut_into_groups(&documents, document, seq_length - 3, &key, &mut groups);
         }
-        if groups.is_empty() {
-            let (sentences, count) = (documents.num_sentences(), documents.num_documents());
-            let message = format!(
-                "no document has two sentences: there are {sentences} sentences in {count} documents, which blank \
-                 lines separate in text"
-            );
-            return Err(Error::value("data", message));
-        }
         Ok(Groups { documents, special, seq_length, seed, groups: groups.into() })
     }
 
     /// Number of groups.
     fn len(&self) -> u64 {
         self.groups.len() as u64
+    }
+
+    /// Errors if there is no group.
+    fn not_empty(self) -> Result<Groups> {
+        if self.groups.is_empty() {
+            let (sentences, count) =
+                (self.documents.num_sentences(), self.documents.num_documents());
+            let message = format!(
+                "no document has two sentences: there are {sentences} sentences in {count} documents, which blank \
+                 lines separate in text"
+            );
+            return Err(Error::value("data", message));
+        }
+        Ok(self)
     }
 
     /// Writes the sample of group `index` into row `row`, by the random numbers of sample `sample` at `site`.
@@ -206,7 +212,7 @@ impl SentencePairs {
         seq_length: usize,
         seed: u64,
     ) -> Result<SentencePairs> {
-        let sets = vec![Groups::new(documents, special, seq_length, seed)?];
+        let sets = vec![Groups::new(documents, special, seq_length, seed)?.not_empty()?];
         Ok(SentencePairs { sets, order: None })
     }
 
@@ -225,8 +231,12 @@ impl SentencePairs {
             return SentencePairs::new(Documents::of_blend(blend)?, special, seq_length, seed);
         };
         // Sets of equal documents have orders of their own.
-        let sets =
-            groups_of_sets(blend, special, seq_length, |set| seed ^ (set as u64).rotate_right(16))?;
+        let seed = |set: usize| seed ^ (set as u64).rotate_right(16);
+        let sets = groups_of_sets(blend, special, seq_length, seed)?;
+        let not_empty =
+            |(groups, name): (Groups, &str)| groups.not_empty().map_err(|error| error.at(name));
+        let sets: Vec<Groups> =
+            sets.into_iter().zip(blend.set_names()).map(not_empty).collect::<Result<_>>()?;
         let order = BlendOrder::new(normalized(&normalized(weights)));
         Ok(SentencePairs { sets, order: Some(Arc::new(order)) })
     }
@@ -308,28 +318,33 @@ impl HeldOutPairs {
         special: SpecialTokens,
         seq_length: usize,
     ) -> Result<HeldOutPairs> {
-        let groups = Groups::new(documents, special, seq_length, 0)?;
+        let groups = Groups::new(documents, special, seq_length, 0)?.not_empty()?;
         Ok(HeldOutPairs { count: groups.len(), sets: vec![groups], order: None })
     }
 
     /// Samples of the sets of a blend from [`BlendedDataset::open_sentences`](crate::BlendedDataset::open_sentences). Of
-    /// several, each comes from the one that lags furthest behind its share, which is its weight or else its size.
+    /// several, each comes from the one that lags furthest behind its share, which is its weight or else its size. Sets of
+    /// which no document has two sentences are left out with their weights; none if those are all.
     ///
     /// # Errors
-    /// Errors as [`SentencePairs::of_blend`].
+    /// A set without sentences, or that is damaged; a sequence length below 5.
     pub fn of_blend(
         blend: &Blend,
         special: SpecialTokens,
         seq_length: usize,
-    ) -> Result<HeldOutPairs> {
-        let sets = groups_of_sets(blend, special, seq_length, |_| 0)?;
-        let sizes: Vec<u64> = sets.iter().map(Groups::len).collect();
-        let by_size = || sizes.iter().map(|&size| size as f64).collect::<Vec<f64>>();
-        let weights = blend.weights().map_or_else(by_size, <[f64]>::to_vec);
+    ) -> Result<Option<HeldOutPairs>> {
+        let groups = groups_of_sets(blend, special, seq_length, |_| 0)?;
+        let (mut sets, mut sizes, mut weights) = (Vec::new(), Vec::new(), Vec::new());
+        for (set, groups) in groups.into_iter().enumerate().filter(|(_, groups)| groups.len() > 0) {
+            let size = groups.len();
+            weights.push(blend.weights().map_or(size as f64, |weights| weights[set]));
+            sizes.push(size);
+            sets.push(groups);
+        }
         let count = sizes.iter().sum();
         let order =
             (sets.len() > 1).then(|| Arc::new(BlendOrder::finite(normalized(&weights), sizes)));
-        Ok(HeldOutPairs { sets, order, count })
+        Ok((count > 0).then_some(HeldOutPairs { sets, order, count }))
     }
 
     /// The first `samples` samples, or all if there are fewer.

@@ -61,7 +61,9 @@ pub fn open(
             Err(Error::config("--data-path", message))
         }
         (None, DataSource::Files(config)) => pairs(args, config, tokenizer, warn),
-        (None, DataSource::Sets(config)) => pairs_of_sets(args, config, order_state, tokenizer),
+        (None, DataSource::Sets(config)) => {
+            pairs_of_sets(args, config, order_state, tokenizer, warn)
+        }
     }
 }
 
@@ -90,6 +92,7 @@ fn pairs_of_sets(
     config: &BlendConfig,
     order_state: Option<&[u64]>,
     tokenizer: &Tokenizer,
+    warn: impl Fn(&str),
 ) -> Result<(Dataset, BertInput)> {
     if args.data.packing.is_on() {
         let message = "packs prompts and completions of a GPT: leave it out";
@@ -106,15 +109,25 @@ fn pairs_of_sets(
     let (special, length) = (tokenizer.special_tokens()?, args.model.seq_length()?);
     let train = SentencePairs::of_blend(&training, special, length, args.optimization.seed)?;
     order_state.iter().for_each(|state| train.resume_order(state));
-    let held_out = |blend: Option<Blend>| {
-        let pairs = blend.map(|blend| HeldOutPairs::of_blend(&blend, special, length));
-        Ok::<_, Error>(pairs.transpose()?.map(HeldOut::Pairs))
+    let held_out = |blend: Option<Blend>, part: &str, option: &'static str| {
+        let Some(blend) = blend.filter(|_| evaluates(args)) else { return Ok(None) };
+        let pairs = HeldOutPairs::of_blend(&blend, special, length)?;
+        match (&pairs, config) {
+            (Some(_), _) => {}
+            (None, BlendConfig::Shared(..)) => warn(&format!(
+                "--split: no document held out for {part} has two sentences, so {part} has no loss: give a larger share"
+            )),
+            (None, BlendConfig::PerSplit { .. }) => {
+                let message = "no document has two sentences: name other sets, or leave it out";
+                return Err(Error::config(option, message));
+            }
+        }
+        Ok(pairs.map(HeldOut::Pairs))
     };
-    let held_out = |blend: Option<Blend>| held_out(blend.filter(|_| evaluates(args)));
     let input = BertInput {
         train: Arc::new(train),
-        held_out: held_out(validation)?,
-        test: held_out(test)?,
+        held_out: held_out(validation, "validation", "--valid-data-path")?,
+        test: held_out(test, "testing", "--test-data-path")?,
         order_crc32: training.weights_crc32(),
     };
     Ok((dataset, input))

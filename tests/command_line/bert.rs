@@ -102,6 +102,14 @@ fn ranks_train_the_bert_that_one_rank_trains() {
     }
 }
 
+/// The line by which `eval` refuses a run.
+fn refused_eval(folder: &Path, run: &str) -> String {
+    let output = ferrotron(folder, &["eval", "--load", run]);
+    let message = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!((output.status.code(), message.lines().count()), (Some(2), 1), "{message}");
+    message
+}
+
 #[test]
 fn sentences_of_a_data_set_train_as_their_text_does() {
     let folder = folder_with_text();
@@ -159,6 +167,18 @@ fn sentences_of_a_data_set_train_as_their_text_does() {
     assert!(line.contains("--data-order: megatron is an order of a GPT's samples"), "{line}");
     let line = refused(&format!("{sets} --packing first-fit"));
     assert!(line.contains("--packing: packs prompts and completions of a GPT"), "{line}");
+    // A test part of one document of one sentence, and a validation part, too.
+    std::fs::write(path.join("b.txt"), "A. B.\n\n".repeat(9) + "One.\n\nOne.").unwrap();
+    let words = "tokenize --input b.txt --output-prefix b --tokenizer byte --split-sentences";
+    succeeded(ferrotron(path, &words.split(' ').collect::<Vec<&str>>()));
+    run("small", "--split 9,1,1 --data-path b_text_sentence");
+    let line = refused_eval(path, "small");
+    assert!(
+        line.contains("hold out for validation has two sentences: name data by --data"),
+        "{line}"
+    );
+    run("some", "--split 9,1,1 --data-path 1 b_text_sentence 1 a_text_sentence");
+    assert!(eval("some").contains("masked_lm"));
     let line = refused("--tokenizer gpt2 --data-path a_text_sentence");
     assert!(line.contains("made with the byte tokenizer"), "{line}");
 }

@@ -10,8 +10,8 @@ pub const PIECE: usize = 64 << 10;
 /// The places at which a text may be cut.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CutRule {
-    /// Cuts in front of a space between two letters, and behind a line break between a character that is no white space
-    /// and a letter or digit.
+    /// Cuts in front of a space between two letters, behind a line break between a character that is no white space and a
+    /// letter or digit, and in front of the last ideographic space between a line break and a letter or digit.
     WordsAndLines,
     /// Cuts in front of a space between two letters.
     Words,
@@ -26,8 +26,16 @@ pub enum CutRule {
 /// Texts whose pieces show what a tokenizer does at a cut.
 const AT_SPACES: [(&str, &str); 3] =
     [("The fox", " jumps over"), ("caf\u{e9}s", " na\u{ef}ve"), ("it", " won't")];
-const AT_LINES: [(&str, &str); 3] =
-    [("It ended.\n", "Next line"), ("of words\n", "in lines"), ("3\n", "4 \u{4e2d}")];
+const AT_LINES: [(&str, &str); 5] = [
+    ("It ended.\n", "Next line"),
+    ("of words\n", "in lines"),
+    ("3\n", "4 \u{4e2d}"),
+    ("\u{4e2d}\u{3002}\n\u{3000}", "\u{3000}\u{6587}"),
+    ("\u{4e2d}\n", "\u{3000}\u{6587}"),
+];
+
+/// The space that indents lines of Chinese and Japanese texts.
+const IDEOGRAPHIC_SPACE: char = '\u{3000}';
 
 impl CutRule {
     /// The first rule that does not change what `tokenizer` makes of texts that show it.
@@ -72,6 +80,11 @@ impl CutRule {
             let is_cut = match self {
                 CutRule::Lines => is_line,
                 _ if c == ' ' => last.is_alphabetic() && next.is_some_and(char::is_alphabetic),
+                CutRule::WordsAndLines if c == IDEOGRAPHIC_SPACE => {
+                    let is_indent =
+                        || text[..from + at].trim_end_matches(IDEOGRAPHIC_SPACE).ends_with('\n');
+                    next.is_some_and(char::is_alphanumeric) && is_indent()
+                }
                 CutRule::WordsAndLines => is_line && !second.is_whitespace() && c.is_alphanumeric(),
                 _ => false,
             };
@@ -99,6 +112,12 @@ mod tests {
             (CutRule::WordsAndLines, "ab.\r\ncd", 1, None),
             (CutRule::WordsAndLines, "ab.\n\ncd", 1, None),
             (CutRule::WordsAndLines, "\u{4e2d}\u{3002}\n\u{6587}", 1, Some(7)),
+            (CutRule::WordsAndLines, "\u{4e2d}\n\u{3000}\u{3000}\u{6587}", 1, Some(7)),
+            (CutRule::WordsAndLines, "\u{4e2d}\n\u{3000}\u{3000}\u{6587}", 6, Some(7)),
+            (CutRule::WordsAndLines, "ab\n\n\u{3000}cd", 1, Some(4)),
+            (CutRule::WordsAndLines, "ab\u{3000}\u{3000}cd", 1, None),
+            (CutRule::WordsAndLines, "ab\n\u{3000}\u{300c}cd", 1, None),
+            (CutRule::Words, "ab\n\u{3000}cd", 1, None),
             (CutRule::Words, "ab.\ncd ef", 1, Some(6)),
             (CutRule::Words, "ab ", 1, None),
             (CutRule::LeftOutSpaces, "ab.\ncd ef", 1, Some(6)),
@@ -115,7 +134,9 @@ mod tests {
     #[test]
     fn pieces_have_the_tokens_of_the_whole() {
         let text = "It's 'quoted', caf\u{e9} na\u{ef}ve.\r\n\r\n  indented\tword  \u{4e2d}\u{6587}\u{3002}\n\u{4e2d} \
-                    \u{939}\u{93f}\u{928}\u{94d}\u{926}\u{940} x=1;\n\u{1f600} 12 345\n6 7 and so on";
+                    \u{939}\u{93f}\u{928}\u{94d}\u{926}\u{940} x=1;\n\u{1f600} 12 345\n6 7 and so on\
+                    \n\u{3000}\u{3000}\u{4e2d}\u{6587}\u{3002}\r\n\u{3000}\u{4e2d}\u{3002}\n \u{3000}\u{3000}A\n\n\u{3000}\u{3000}7 \
+                    \n\u{3000}\u{3000}\u{3000}x\n\u{3000}\u{301}y\n\t\u{3000}z";
         let with_space_in_front = serde_json::json!({
             "version": "1.0", "truncation": null, "padding": null, "added_tokens": [], "pre_tokenizer": null,
             "normalizer": {"type": "Sequence", "normalizers": [

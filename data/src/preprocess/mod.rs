@@ -22,6 +22,7 @@ mod output;
 mod parquet_pages;
 mod parquet_rows;
 mod pipeline;
+mod quiet_panics;
 mod reader;
 mod run;
 mod verify;

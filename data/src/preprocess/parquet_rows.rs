@@ -2,6 +2,7 @@
 
 use super::config::{AREA, BATCH, MAX_DOCUMENT};
 use super::parquet_pages::ZstdPages;
+use super::quiet_panics::catch_quietly;
 use ferrotron_tensor::{Error, Result};
 use parquet::basic::{Compression, Type as PhysicalType};
 use parquet::column::reader::{ColumnReaderImpl, get_column_reader, get_typed_column_reader};
@@ -9,7 +10,6 @@ use parquet::data_type::{ByteArray, ByteArrayType};
 use parquet::errors::{ParquetError, Result as ParquetResult};
 use parquet::file::reader::{FileReader, SerializedFileReader};
 use std::fs::File;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 
 /// The rows of each column; none for a null.
@@ -83,9 +83,9 @@ impl ParquetRows {
             at: 0,
             rows,
         };
-        let skipped = catch_unwind(AssertUnwindSafe(|| opened.skip(at)));
+        let skipped = catch_quietly(|| opened.skip(at));
         let damaged =
-            |_| Err(ParquetError::General(format!("a page in front of row {at} is damaged")));
+            || Err(ParquetError::General(format!("a page in front of row {at} is damaged")));
         skipped.unwrap_or_else(damaged).map_err(|error| unreadable(name, &error))?;
         Ok(opened)
     }
@@ -106,8 +106,8 @@ impl ParquetRows {
     /// A file that is damaged or truncated; a row that is too large.
     pub fn read(&mut self, name: &str) -> Result<Option<Columns>> {
         // The crate panics at some pages that are damaged.
-        let read = catch_unwind(AssertUnwindSafe(|| self.read_rows(name)));
-        read.unwrap_or_else(|_| {
+        let read = catch_quietly(|| self.read_rows(name));
+        read.unwrap_or_else(|| {
             let message =
                 format!("cannot read '{name}': a page near row {} is damaged", self.at + 1);
             Err(Error::io(AREA, message))

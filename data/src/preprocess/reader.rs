@@ -241,7 +241,10 @@ impl Stream {
                         "'{name}' has more than {MAX_DOCUMENT} bytes, and this tokenizer has no rule by which a text \
                          can be cut: give JSON lines of shorter documents"
                     ),
-                    _ => format!("'{name}': {MAX_DOCUMENT} bytes without a place to cut the text"),
+                    _ => format!(
+                        "'{name}': {MAX_DOCUMENT} bytes without a place to cut the text, such as a space between two \
+                         letters: give JSON lines of shorter documents"
+                    ),
                 };
                 return Err(Error::io(AREA, message));
             }

@@ -6,6 +6,7 @@
 
 use super::*;
 use crate::preprocess::parquet_rows::ParquetRows;
+use crate::preprocess::quiet_panics::catch_quietly;
 
 const FILES: [(&str, &[u8]); 3] = [
     ("zstd_v1", include_bytes!("files/zstd_v1.parquet")),
@@ -91,4 +92,33 @@ fn damaged_pages_are_refused_or_read() {
         }
         assert!(refusals > 15, "{name}: {refusals}");
     }
+}
+
+/// Runs the test above as a program of its own, since what a panic prints cannot be read within one.
+#[test]
+fn damaged_pages_print_no_panic() {
+    let test = concat!(module_path!(), "::damaged_pages_are_refused_or_read");
+    let (_, test) = test.split_once("::").unwrap();
+    let mut command = std::process::Command::new(std::env::current_exe().unwrap());
+    let output = command.args(["--exact", test, "--nocapture"]).output().unwrap();
+    let out = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && out.contains("1 passed"), "{out}");
+    assert_eq!(String::from_utf8_lossy(&output.stderr), "");
+}
+
+#[test]
+fn panics_elsewhere_are_printed_as_before() {
+    if std::env::var_os("FERROTRON_TEST_PANICS").is_some() {
+        assert_eq!(catch_quietly(|| panic!("a quiet one")), None::<()>);
+        assert_eq!(catch_quietly(|| 3), Some(3));
+        panic!("a loud one");
+    }
+    let (_, module) = module_path!().split_once("::").unwrap();
+    let test = format!("{module}::panics_elsewhere_are_printed_as_before");
+    let mut command = std::process::Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", &test, "--nocapture"]).env("FERROTRON_TEST_PANICS", "1");
+    let output = command.output().unwrap();
+    let lines = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && lines.contains("a loud one"), "{lines}");
+    assert!(!lines.contains("a quiet one"), "{lines}");
 }

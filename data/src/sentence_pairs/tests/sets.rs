@@ -82,7 +82,7 @@ fn a_data_set_has_the_samples_of_its_text() {
         for first in [0, epoch - 3, 5 * epoch + 1] {
             assert_eq!(rows(&pairs, first, 9), rows(&from_text, first, 9), "{name} {first}");
         }
-        let held_out = HeldOutPairs::of_blend(set, special, 24).unwrap();
+        let held_out = HeldOutPairs::of_blend(set, special, 24).unwrap().unwrap();
         let want = HeldOutPairs::new(want, special, 24).unwrap();
         assert_eq!(held_out.len(), want.len());
         assert_eq!(rows(&held_out, 0, 99), rows(&want, 0, 99));
@@ -149,7 +149,8 @@ fn sets_with_weights_are_drawn_by_weight() {
     let tokens = |batch: &Batch| batch.get::<u32>(PairBatch::TOKENS).unwrap().to_vec();
     assert_eq!(tokens(&rows(&resumed, 70, 30)), tokens(&whole)[70 * 24..]);
     // Every group of both sets is evaluated once.
-    let held_out = HeldOutPairs::of_blend(sets.validation.as_ref().unwrap(), special, 24).unwrap();
+    let held_out =
+        HeldOutPairs::of_blend(sets.validation.as_ref().unwrap(), special, 24).unwrap().unwrap();
     let count = held_out.len() as usize;
     let order = rows(&held_out, 0, count + 2);
     let order = order.get::<i64>(PairBatch::ORDER).unwrap();
@@ -157,6 +158,35 @@ fn sets_with_weights_are_drawn_by_weight() {
         order[..count].iter().all(|&label| label >= 0)
             && order[count..].iter().all(|&label| label < 0)
     );
+}
+
+#[test]
+fn a_set_whose_held_out_part_has_no_pair_is_left_out_there() {
+    let folder = tempfile::tempdir().unwrap();
+    let special = Tokenizer::Byte.special_tokens().unwrap();
+    let sentences = |count: usize| vec!["abc".to_string(); count];
+    let last_has = |name: &str, sentences: Vec<String>| {
+        let documents = [text(20, 3), vec![sentences]].concat();
+        write(folder.path(), name, &documents)
+    };
+    let small = last_has("small", sentences(1));
+    let [a, b] = [("a", 2), ("b", 9)].map(|(name, count)| last_has(name, sentences(count)));
+    // One document of each set is held out.
+    let validation = |words: &[&String]| {
+        let words: Vec<String> = words.iter().map(|word| word.to_string()).collect();
+        let sets = open(&words, [20.0, 1.0, 0.0]);
+        SentencePairs::of_blend(&sets.training, special, 24, 7).unwrap();
+        HeldOutPairs::of_blend(&sets.validation.unwrap(), special, 24).unwrap()
+    };
+    assert!(validation(&[&small]).is_none());
+    let [ten, thirty] = ["10", "30"].map(String::from);
+    let same = |found: &[&String], want: &[&String]| {
+        let [found, want] = [found, want].map(|words| validation(words).unwrap());
+        assert_eq!((found.len(), rows(&found, 0, 9)), (want.len(), rows(&want, 0, 9)));
+    };
+    same(&[&small, &a], &[&a]);
+    same(&[&a, &small, &b], &[&a, &b]);
+    same(&[&ten, &a, &thirty, &small, &thirty, &b], &[&ten, &a, &thirty, &b]);
 }
 
 #[test]

@@ -119,6 +119,11 @@ fn prepare(
                 Error::config("--data", message)
             })?;
             let pairs = HeldOutPairs::of_blend(&held_out, special, seq_length).at(origin)?;
+            let pairs = pairs.ok_or_else(|| {
+                let message =
+                    "no document that the run's data sets hold out for validation has two sentences: name data by --data";
+                Error::config("--data", message)
+            })?;
             return Ok((loaded, Box::new(pairs)));
         }
     };
