@@ -30,6 +30,7 @@ mod race;
 mod refusals;
 mod report;
 mod serve;
+mod serve_clients;
 mod simulate;
 mod stopping;
 mod streams;

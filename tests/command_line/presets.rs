@@ -106,6 +106,8 @@ fn a_preset_made_small_is_a_model_of_its_family() {
         ("qwen2.5-0.5b", "qwen2", &[("rms_norm_eps", "1e-6"), ("rope_theta", "1000000.0")]),
         ("qwen3-0.6b", "qwen3", &[("head_dim", "8"), ("tie_word_embeddings", "true")]),
         ("pythia-70m", "gpt_neox", &[("rotary_pct", "0.25"), ("use_parallel_residual", "true")]),
+        ("gpt-neox-20b", "gpt_neox", &[("hidden_act", "\"gelu_new\""), ("rotary_pct", "0.25")]),
+        ("qwen2.5-14b", "qwen2", &[("rms_norm_eps", "0.00001"), ("rope_theta", "1000000.0")]),
         ("smollm2-135m", "llama", &[("rope_theta", "100000.0"), ("rope_type", "\"default\"")]),
     ] {
         succeeded(run(

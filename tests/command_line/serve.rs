@@ -4,28 +4,33 @@ use super::{ferrotron, succeeded};
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
 /// Time in which a server must have ended.
-const SOON: Duration = Duration::from_secs(60);
+pub(super) const SOON: Duration = Duration::from_secs(60);
 
 fn fixture() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/hf/tasks")
 }
 
 /// A server of the fixture, at a port of its own.
-struct Server {
+pub(super) struct Server {
     child: Child,
     address: String,
     _out: BufReader<ChildStdout>,
 }
 
 impl Server {
-    fn start(more: &str) -> Server {
+    pub(super) fn start(more: &str) -> Server {
+        Server::load(&fixture(), more)
+    }
+
+    /// One of a model in `folder`.
+    pub(super) fn load(folder: &Path, more: &str) -> Server {
         let mut command = Command::new(env!("CARGO_BIN_EXE_ferrotron"));
-        command.arg("serve").arg("--load").arg(fixture());
+        command.arg("serve").arg("--load").arg(folder);
         command.args(["--port", "0", "--threads", "1"]).args(more.split_whitespace());
         let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
         let mut out = BufReader::new(child.stdout.take().unwrap());
@@ -37,7 +42,7 @@ impl Server {
     }
 
     /// Sends a request.
-    fn open(&self, method: &str, path: &str, body: &[u8]) -> TcpStream {
+    pub(super) fn open(&self, method: &str, path: &str, body: &[u8]) -> TcpStream {
         let mut stream = TcpStream::connect(&self.address).unwrap();
         let length = body.len();
         let head = format!(
@@ -57,7 +62,7 @@ impl Server {
         (status, serde_json::from_str(body).unwrap())
     }
 
-    fn complete(&self, request: &Value) -> Value {
+    pub(super) fn complete(&self, request: &Value) -> Value {
         let (status, body) = self.send("POST", "/v1/completions", request.to_string().as_bytes());
         assert_eq!(status, 200, "{request}: {body}");
         body
@@ -81,13 +86,13 @@ impl Server {
         data.into_iter().map(|event| serde_json::from_str(event).unwrap()).collect()
     }
 
-    fn refused(&self, request: &str) -> (u16, String) {
+    pub(super) fn refused(&self, request: &str) -> (u16, String) {
         let (status, body) = self.send("POST", "/v1/completions", request.as_bytes());
         (status, body["error"]["message"].as_str().unwrap().to_string())
     }
 
     /// Ends it by SIGTERM; returns its exit code.
-    fn stop(mut self) -> Option<i32> {
+    pub(super) fn stop(mut self) -> Option<i32> {
         let process = self.child.id().to_string();
         assert!(Command::new("kill").args(["-TERM", &process]).status().unwrap().success());
         let asked = Instant::now();

@@ -1,6 +1,7 @@
 //! `ferrotron serve`: an HTTP server that answers OpenAI's completion requests with a trained model.
 
 mod api;
+mod counted;
 mod engine;
 mod http;
 mod stream;

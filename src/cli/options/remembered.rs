@@ -4,7 +4,7 @@
 //! of a command line. A checkpoint decides what the run is, never which files this process writes.
 
 use ferrotron::models::checkpoint::Checkpoint;
-use ferrotron::models::gpt::Gpt;
+use ferrotron::models::gpt::{Gpt, Normalization};
 use ferrotron::models::tokenizer::TokenizerChoice;
 use ferrotron::models::trainer::Model;
 use ferrotron::parallel::launch::RankEnvironment;
@@ -215,6 +215,15 @@ pub fn resumed(
     if is_swiglu && !saved.contains("ffn-hidden-size") && !given.contains("hidden-size") {
         let width = Gpt::config_from(checkpoint)?.ffn_hidden_size;
         saved.insert("ffn-hidden-size", width.into(), &Source::Checkpoint(source_name(checkpoint)));
+    }
+    // So did the biases of LayerNorms go with those of linear layers.
+    let is = |name| saved.get(name) == Some(&Value::Bool(true));
+    if is("disable-bias-linear") && !saved.contains("disable-bias-norm") {
+        let config = Gpt::config_from(checkpoint)?;
+        if config.normalization == Normalization::LayerNorm && !config.norm_bias() {
+            let source = Source::Checkpoint(source_name(checkpoint));
+            saved.insert("disable-bias-norm", true.into(), &source);
+        }
     }
     let tokenizer = |options: &Options| {
         let word = options.values("tokenizer").pop();

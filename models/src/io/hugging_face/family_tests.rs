@@ -2,6 +2,7 @@
 
 use super::tests::numbers;
 use super::*;
+use crate::model::config::ActivationKind;
 use crate::model::generate::{Sampling, generate};
 use crate::model::gpt::{Gpt, GptConfig, WindowPattern};
 use ferrotron_autograd::no_grad;
@@ -213,6 +214,9 @@ fn variants_are_read_or_refused_by_name() -> Result<()> {
     assert_eq!(some.block_attention(1).window, Some(7));
     let attention = read("llama", &[("attention_bias", true.into())])?;
     assert_eq!((attention.add_attention_bias, attention.add_mlp_bias), (true, false));
+    // As GPT-NeoX-20B's file.
+    let fast = read("pythia", &[("hidden_act", "gelu_fast".into())])?;
+    assert_eq!(fast.activation, ActivationKind::GeluTanh);
     // As Gemma 2's first files: fields that have their defaults are left out.
     let defaults = ["tie_word_embeddings", "layer_types", "hidden_activation", "head_dim"];
     let gemma = read("gemma2", &defaults.map(|name| (name, null.clone())))?;

@@ -7,9 +7,10 @@ use std::path::{Path, PathBuf};
 use crate::model::config::ActivationKind;
 
 /// Their names of our nonlinearities; the first of each is written.
-pub(super) const ACTIVATIONS: [(&str, ActivationKind); 4] = [
+pub(super) const ACTIVATIONS: [(&str, ActivationKind); 5] = [
     ("gelu_new", ActivationKind::GeluTanh),
     ("gelu_pytorch_tanh", ActivationKind::GeluTanh),
+    ("gelu_fast", ActivationKind::GeluTanh),
     ("gelu", ActivationKind::GeluErf),
     ("relu", ActivationKind::Relu),
 ];

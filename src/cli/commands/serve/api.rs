@@ -95,9 +95,11 @@ pub struct Limits<'a> {
 /// The most tokens that are reported for each position.
 const MOST_LOGPROBS: usize = 20;
 
-/// The most completions of a prompt, as OpenAI's, and of all prompts of a request that asks for several of each.
+/// The most completions of a prompt, as OpenAI's, and of all prompts of a request that asks for several of each, and the
+/// most tokens of its prompts, each as often as it is continued.
 const MOST_COMPLETIONS: usize = 128;
 const MOST_COMPLETIONS_TOGETHER: usize = 1 << 16;
+const MOST_TOKENS_TOGETHER: usize = 1 << 24;
 
 impl CompletionRequest {
     /// Reads the body of a request.
@@ -179,6 +181,12 @@ impl CompletionRequest {
                     "{} prompts with n {n} are more than {MOST_COMPLETIONS_TOGETHER} completions: send fewer at once",
                     prompts.len()
                 );
+                return Err(ApiError::field("n", message));
+            }
+            let tokens: usize = prompts.iter().map(|prompt| prompt.tokens.len()).sum();
+            if tokens.saturating_mul(n) > MOST_TOKENS_TOGETHER {
+                let most = MOST_TOKENS_TOGETHER;
+                let message = format!("{tokens} tokens with n {n} are more than {most}: lower n");
                 return Err(ApiError::field("n", message));
             }
             // With a seed, completions have that one and those that follow it.

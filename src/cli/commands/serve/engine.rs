@@ -5,7 +5,7 @@
 
 use ferrotron::models::data::tasks::{ScoreRequest, TokenScore};
 use ferrotron::models::evaluate::LocalModel;
-use ferrotron::models::generate::{Sampling, generate};
+use ferrotron::models::generate::{GenerationRequest, Sampling, generate_batch};
 use ferrotron::models::gpt::Gpt;
 use ferrotron::models::score::{ScoreConfig, score};
 use ferrotron::models::stop::StopFlag;
@@ -30,11 +30,9 @@ pub struct Job {
 
 /// Whoever waits for the completions of a request.
 pub trait Client: Send {
-    /// Called with all tokens that were added to a prompt so far, behind each token that is not the last one asked for.
-    /// Returns whether anybody still waits.
-    fn added(&mut self, _prompt: usize, _tokens: &[u32]) -> bool {
-        true
-    }
+    /// Called with all tokens that were added to a prompt so far: with none before the first one, and then behind each that
+    /// is not the last one asked for. Returns whether anybody still waits.
+    fn added(&mut self, prompt: usize, tokens: &[u32]) -> bool;
 
     /// Takes the completions, or the reason why there are none.
     fn answered(self: Box<Self>, completions: std::result::Result<Vec<Completion>, String>);
@@ -184,24 +182,38 @@ impl Engine<'_> {
         Ok(prompts.iter().map(completion).collect())
     }
 
-    /// Continues one prompt after another on a single rank, each with a key-value cache.
+    /// Continues as many prompts together on a single rank as go through the model at once, with key-value caches.
     fn with_cache(&self, prompts: &[(usize, &Prompt)], watch: &mut Watch) -> Result<Vec<Vec<u32>>> {
-        let continued = |&(number, prompt): &(usize, &Prompt)| {
-            let mut added = Vec::new();
-            let sampling = self.sampling(prompt);
-            let [gpt] = self.model.parts else {
-                return Err(Error::config("serve", "a rank must have one chunk of the model"));
+        let [gpt] = self.model.parts else {
+            return Err(Error::config("serve", "a rank must have one chunk of the model"));
+        };
+        let mut added = vec![Vec::new(); prompts.len()];
+        for (prompts, added) in
+            (prompts.chunks(self.micro_batch_size)).zip(added.chunks_mut(self.micro_batch_size))
+        {
+            // Nobody waits any more for the others.
+            let waits = |&index: &usize| watch(prompts[index].0, &[]);
+            let waiting: Vec<usize> = (0..prompts.len()).filter(waits).collect();
+            let request = |&index: &usize| {
+                let prompt = prompts[index].1;
+                GenerationRequest {
+                    prompt: prompt.tokens.clone(),
+                    max_new_tokens: prompt.max_tokens,
+                    sampling: self.sampling(prompt),
+                }
             };
-            generate(gpt, &prompt.tokens, prompt.max_tokens, &sampling, |token| {
-                added.push(token);
-                match self.is_stopped(prompt, &added) || !watch(number, &added) {
+            let requests: Vec<GenerationRequest> = waiting.iter().map(request).collect();
+            generate_batch(gpt, &requests, |place, token| {
+                let index = waiting[place];
+                let (number, prompt) = prompts[index];
+                added[index].push(token);
+                match self.is_stopped(prompt, &added[index]) || !watch(number, &added[index]) {
                     true => ControlFlow::Break(()),
                     false => ControlFlow::Continue(()),
                 }
             })?;
-            Ok(added)
-        };
-        prompts.iter().map(continued).collect()
+        }
+        Ok(added)
     }
 
     /// Continues prompts together on several ranks. Each token costs a forward over all positions.
@@ -212,7 +224,7 @@ impl Engine<'_> {
         let samples = prompts.iter().any(|prompt| prompt.temperature > 0.0);
         let vocab = self.model.config.vocab_size;
         let top = if samples { vocab } else { 1 };
-        active.retain(|&index| prompts[index].max_tokens > 0);
+        active.retain(|&index| prompts[index].max_tokens > 0 && watch(several[index].0, &[]));
         while !active.is_empty() {
             let request = |&index: &usize| {
                 let tokens = [&prompts[index].tokens[..], &added[index][..]].concat();

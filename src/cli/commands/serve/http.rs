@@ -25,6 +25,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinSet;
 
 use super::api::{ApiError, Completion, CompletionRequest, Limits, ResponseHead, response};
+use super::counted::{CountedStream, Written};
 use super::engine::{Client, Job};
 use super::stream::StreamingClient;
 
@@ -37,8 +38,11 @@ const LARGEST_SKIPPED: usize = 64 << 20;
 /// Time in which the next piece of a request must arrive.
 const TO_READ: Duration = Duration::from_secs(30);
 
-/// Time in which a response that is made must be written when the server ends.
+/// Time between two looks at a connection when the server ends. A response that is made must go on being written.
 const TO_WRITE: Duration = Duration::from_secs(1);
+
+/// Time after which a client that takes no byte of a response that is being made is given up when the server ends.
+const TO_TAKE: Duration = Duration::from_secs(10);
 
 /// Time between two looks at the request to stop.
 const POLL: Duration = Duration::from_millis(50);
@@ -95,6 +99,8 @@ async fn connection(stream: TcpStream, service: Arc<Service>, mut ends: watch::R
         is_busy.store(true, Relaxed);
         answer(service, request, Busy(is_busy.clone())).await
     });
+    let written = Arc::new(Written::default());
+    let stream = CountedStream { stream, written: written.clone() };
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
         .serve_connection(TokioIo::new(stream), answer);
@@ -103,11 +109,15 @@ async fn connection(stream: TcpStream, service: Arc<Service>, mut ends: watch::R
         _ = connection.as_mut() => return,
         _ = ends.changed() => connection.as_mut().graceful_shutdown(),
     }
+    let (mut bytes, mut refused) = (written.bytes(), Duration::ZERO);
     // A client that is gone needs no answer.
-    let _ = match is_busy.load(Relaxed) {
-        true => connection.await,
-        false => tokio::time::timeout(TO_WRITE, connection).await.unwrap_or(Ok(())),
-    };
+    while tokio::time::timeout(TO_WRITE, connection.as_mut()).await.is_err() {
+        let goes_on = std::mem::replace(&mut bytes, written.bytes()) != bytes;
+        refused = if goes_on || !written.waits() { Duration::ZERO } else { refused + TO_WRITE };
+        if refused >= TO_TAKE || !(goes_on || is_busy.load(Relaxed)) {
+            return;
+        }
+    }
 }
 
 /// Marks a connection as busy until the response is made, whole or up to its last event.
@@ -236,6 +246,10 @@ async fn body(request: Request<Incoming>) -> std::result::Result<Vec<u8>, ApiErr
 struct WaitingClient(oneshot::Sender<std::result::Result<Vec<Completion>, String>>);
 
 impl Client for WaitingClient {
+    fn added(&mut self, _prompt: usize, _tokens: &[u32]) -> bool {
+        !self.0.is_closed()
+    }
+
     fn answered(self: Box<Self>, completions: std::result::Result<Vec<Completion>, String>) {
         // A client that is gone needs no answer.
         drop(self.0.send(completions));
