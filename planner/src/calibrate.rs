@@ -231,15 +231,27 @@ fn link() -> Result<Link> {
 }
 
 impl Calibration {
+    /// How the file begins.
+    pub const BEGIN: &str = "# Measured by ferrotron bench --calibrate";
+
     /// The file that `--cluster` reads.
     pub fn to_toml(&self) -> String {
         let Calibration { dtype, threads, cores, ceilings, link, .. } = self;
         let ranks = (cores / threads).max(1);
-        let share = |rate: f64| (rate / ceilings.products(*dtype)).clamp(0.001, 1.0);
+        // A kernel may be faster than the loop that measures the peak: shares are of the faster of both.
+        let registers = ceilings.products(*dtype);
+        let peak = registers.max(self.products).max(self.attention);
+        let share = |rate: f64| (rate / peak).max(0.001);
         let memory = (self.memory / ranks as u64) as f64 / 1e9;
         let peaks = [DType::BF16, DType::F16, DType::F32, DType::F64];
-        let peaks =
-            peaks.map(|dtype| format!("{dtype} = {:.6}\n", ceilings.products(dtype) / 1e12));
+        let peaks = peaks.map(|of| match of == *dtype && peak > registers {
+            true => format!(
+                "{of} = {:.6} # of a kernel; {:.6} on registers\n",
+                peak / 1e12,
+                registers / 1e12
+            ),
+            false => format!("{of} = {:.6}\n", ceilings.products(of) / 1e12),
+        });
         let kernel = |(name, rate): (&String, &f64)| format!("{name} = {:.4}\n", rate / 1e9);
         let kernels: String = self.kernels.iter().map(kernel).collect();
         let link = format!(
@@ -248,16 +260,17 @@ impl Calibration {
             1e6 * link.latency
         );
         format!(
-            "# Measured by ferrotron bench --calibrate, with kernels in {dtype}.\n\
+            "{}, with kernels in {dtype}.\n\
              description = \"processor of {cores} cores, {threads} for each rank, kernels in {dtype}\"\n\
              device = \"cpu\"\n\n\
              [gpu] # a rank\n\
              threads = {threads}\n\
+             dtype = \"{dtype}\" # of the kernels\n\
              memory_gb = {memory:.3}\n\
              memory_gb_per_s = {:.4} # each element read, changed and written; {:.4} only read\n\
              product_efficiency = {:.4} # of large products\n\
              attention_efficiency = {:.4}\n\
-             memory_efficiency = 1.0 # for kernels that are not listed\n\
+             memory_efficiency = 1.0 # assumed, for kernels that are not listed\n\
              launch_us = {:.3}\n\n\
              [gpu.peak_tflops] # on registers\n{}\n\
              [gpu.kernel_gb_per_s]\n{kernels}\n\
@@ -265,13 +278,14 @@ impl Calibration {
              gpus = {ranks}\n\
              cores = {cores}\n\
              {link}\n\
-             [network] # not measured: as within the machine\n\
+             [network] # assumed: as within the machine\n\
              {link}\n\
              [software]\n\
              attention = \"fused\"\n\
-             overlap_grad_reduce = true\n\
-             overlap_messages = true\n\
-             scatter_gather = true\n",
+             overlap_grad_reduce = true # assumed\n\
+             overlap_messages = true # assumed\n\
+             scatter_gather = true # assumed\n",
+            Calibration::BEGIN,
             ceilings.update / 1e9,
             ceilings.read / 1e9,
             share(self.products),
@@ -320,7 +334,14 @@ mod tests {
         close(cluster.gpu.bandwidth_of("gelu_tanh"), 3e9);
         close(cluster.gpu.bandwidth_of("layer_norm"), 1.5e10);
         close(cluster.node.latency, 1e-5);
-        assert_eq!(cluster.slowdown(), 1.0);
+        assert_eq!((cluster.slowdown(), cluster.gpu.measured), (1.0, Some(DType::F32)));
         assert_eq!(Cluster { gpus_per_node: 4, ..cluster }.slowdown(), 2.0);
+
+        // A product that was faster than the measured peak is predicted as fast as it was.
+        let fast = Calibration { products: 1.25e11, ..calibration };
+        let gpu = Cluster::parse("own.toml", &fast.to_toml()).unwrap().gpu;
+        close(gpu.peak(DType::F32).unwrap() * gpu.product_efficiency, 1.25e11);
+        close(gpu.peak(DType::F32).unwrap() * gpu.attention_efficiency, 2e10);
+        close(gpu.peak(DType::BF16).unwrap(), 2e11);
     }
 }

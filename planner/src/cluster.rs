@@ -55,6 +55,8 @@ pub struct Cluster {
 pub struct GpuSpec {
     /// Compute capability, or number of threads.
     pub device: PlannedDevice,
+    /// Dtype in which the kernels of a processor were measured; none for a GPU.
+    pub measured: Option<DType>,
     /// Number of multiprocessors; 1 on a processor.
     pub multiprocessors: usize,
     /// Bytes of memory.
@@ -132,7 +134,7 @@ impl GpuSpec {
 }
 
 impl Cluster {
-    /// How much slower kernels are since the threads of a node's ranks are more than its cores.
+    /// Factor by which kernels are slower because the threads of a node's ranks are more than its cores.
     pub fn slowdown(&self) -> f64 {
         match (self.gpu.device, self.cores) {
             (PlannedDevice::Cpu { threads }, Some(cores)) => {
@@ -172,13 +174,17 @@ impl Cluster {
     /// Errors as [`Cluster::named`].
     pub fn parse(name: &str, text: &str) -> Result<Cluster> {
         let keys = Keys::parse(name, text)?;
-        let cores = keys.find("node.cores").is_some();
+        let (description, gpus_per_node) =
+            (keys.text("description")?, keys.count("node.gpus", 1024)?);
+        let gpu = gpu(&keys)?;
+        let shares_cores =
+            matches!(gpu.device, PlannedDevice::Cpu { .. }) && keys.find("node.cores").is_some();
         let cluster = Cluster {
             name: name.to_string(),
-            description: keys.text("description")?,
-            gpus_per_node: keys.count("node.gpus", 1024)?,
-            cores: cores.then(|| keys.count("node.cores", 100_000)).transpose()?,
-            gpu: gpu(&keys)?,
+            description,
+            gpus_per_node,
+            cores: shares_cores.then(|| keys.count("node.cores", 100_000)).transpose()?,
+            gpu,
             node: link(&keys, "node")?,
             network: link(&keys, "network")?,
             software: Software {
@@ -211,13 +217,17 @@ fn gpu(keys: &Keys<'_>) -> Result<GpuSpec> {
         true => keys.text("device")?,
         false => "gpu".to_string(),
     };
-    let (device, multiprocessors, product_setup) = match device.as_str() {
+    let (device, measured, multiprocessors, product_setup) = match device.as_str() {
         "gpu" => (
             PlannedDevice::Gpu(architecture(keys, "gpu.architecture")?),
+            None,
             keys.count("gpu.multiprocessors", 10_000)?,
             keys.number("gpu.product_setup", 0.0..=1e5)?,
         ),
-        "cpu" => (PlannedDevice::Cpu { threads: keys.count("gpu.threads", 10_000)? }, 1, 0.0),
+        "cpu" => {
+            let threads = keys.count("gpu.threads", 10_000)?;
+            (PlannedDevice::Cpu { threads }, Some(dtype(keys, "gpu.dtype")?), 1, 0.0)
+        }
         other => return Err(keys.error("device", &format!("is '{other}', and must be gpu or cpu"))),
     };
     let kernels = keys.names("gpu.kernel_gb_per_s")?;
@@ -227,6 +237,7 @@ fn gpu(keys: &Keys<'_>) -> Result<GpuSpec> {
     };
     Ok(GpuSpec {
         device,
+        measured,
         multiprocessors,
         memory: (1e9 * keys.number("gpu.memory_gb", 0.1..=1e5)?) as u64,
         bandwidth: 1e9 * keys.number("gpu.memory_gb_per_s", 0.1..=1e6)?,
@@ -244,6 +255,17 @@ fn link(keys: &Keys<'_>, of: &str) -> Result<Link> {
     Ok(Link {
         bandwidth: 1e9 * keys.number(&format!("{of}.gb_per_s"), 1e-3..=1e5)?,
         latency: 1e-6 * keys.number(&format!("{of}.latency_us"), 0.0..=1e6)?,
+    })
+}
+
+fn dtype(keys: &Keys<'_>, key: &str) -> Result<DType> {
+    let text = keys.text(key)?;
+    let known = DTYPES.into_iter().find(|dtype| dtype.to_string() == text);
+    known.ok_or_else(|| {
+        keys.error(
+            key,
+            &format!("is '{text}', and must be the dtype of the measured kernels, as 'f32'"),
+        )
     })
 }
 
@@ -282,6 +304,9 @@ mod tests {
             ("architecture = \"8.0\"", "architecture = \"8\"", "gpu.architecture is '8'"),
             ("[gpu]", "device = \"tpu\"\n[gpu]", "device is 'tpu', and must be gpu or cpu"),
             ("[gpu]", "device = \"cpu\"\n[gpu]", "gpu.threads is missing"),
+            ("[gpu]", "device = \"cpu\"\n[gpu]\nthreads = 1", "gpu.dtype is missing"),
+            ("[gpu]", "device = \"cpu\"\n[gpu]\nthreads = 1\ndtype = \"u8\"", "gpu.dtype is 'u8'"),
+            ("[node]", "[node]\ncores = 64", "node.cores is no key"),
             ("memory_gb = 85.9", "memory_gb = 85900000", "gpu.memory_gb is 85900000"),
             ("memory_gb = 85.9", "memory_gb = nan", "gpu.memory_gb is NaN"),
             ("bf16 = 312", "bf16 = -312", "gpu.peak_tflops.bf16 is -312"),

@@ -19,14 +19,17 @@ use crate::record::Launch;
 
 /// The name of all matrix products among the kernels' bandwidths.
 pub(crate) const PRODUCT: &str = "product";
-/// Rows and columns of the tiles of a matrix product.
+/// Rows and columns of the tiles of a matrix product: most of those that NVIDIA's "Matrix Multiplication Background User's
+/// Guide" names for cuBLAS.
 const TILES: [[usize; 2]; 5] = [[256, 128], [128, 256], [128, 128], [128, 64], [64, 64]];
 /// A tile of r rows and c columns computes r c products for each r + c loaded elements. It reaches the peak's share
-/// 1 / (1 + LOADS (1/r + 1/c)).
+/// 1 / (1 + LOADS (1/r + 1/c)). Assumed: 0.89 for tiles of 128 x 128, 0.80 for 64 x 64, so that small tiles pay only
+/// where larger ones leave multiprocessors idle.
 const LOADS: f64 = 8.0;
-/// Divisions of the inner dim, whose partial sums are added afterwards.
+/// Divisions of the inner dim, whose partial sums are added afterwards. Assumed: powers of two, of which 8 fill the
+/// multiprocessors of all clusters with the smallest weights' gradients.
 const SPLITS: [usize; 4] = [1, 2, 4, 8];
-/// Least elements of a part of the inner dim.
+/// Least elements of a part of the inner dim. Assumed: a part is several times `product_setup`.
 const SPLIT_INNER: usize = 512;
 
 /// The kind of a kernel, as a report sums them up.

@@ -1,5 +1,6 @@
 //! Predicts a training step: records a rank of each pipeline stage, and replays the whole schedule.
 
+use ferrotron_models::gpt::Gpt;
 use ferrotron_models::memory::{MemoryEstimator, PlannedDevice, StageMemory};
 use ferrotron_models::trainer::Model;
 use ferrotron_nn::Axis;
@@ -119,6 +120,8 @@ pub struct RecordedRun {
     dtype: DType,
     tokens: u64,
     model_operations: f64,
+    /// Whether a position sees only those before it.
+    causal: bool,
 }
 
 impl RecordedRun {
@@ -175,6 +178,7 @@ impl RecordedRun {
             dtype: run.dtype,
             tokens,
             model_operations: M::flops(&run.model, tokens, run.seq_length),
+            causal: M::ARCHITECTURE == Gpt::ARCHITECTURE,
         }
     }
 
@@ -235,7 +239,8 @@ impl RecordedRun {
         let replay = simulate(&schedule, &programs, cluster.software, with_marks)?;
         let operations = replay.stages.iter().zip(&programs).map(|(stage, program)| {
             let counts = stage.launches.iter().zip(&program.launches);
-            counts.map(|(count, launch)| *count as f64 * counted_operations(launch)).sum::<f64>()
+            let counted = |launch| counted_operations(launch, self.causal);
+            counts.map(|(count, launch)| *count as f64 * counted(launch)).sum::<f64>()
         });
         let world = self.layout.world();
         Ok(Prediction {
@@ -286,15 +291,23 @@ pub fn predict<M: Model>(
     RecordedRun::new(run, cluster.gpu.device, with_marks)?.predict(cluster, with_marks)
 }
 
-/// Operations as papers count them: attention without its causal half, and without the products that a fused kernel
-/// computes again.
-fn counted_operations(launch: &Launch) -> f64 {
-    match KernelKind::from_launch(launch) {
-        KernelKind::Attention => {
-            Launch { causal: false, count: launch.count.min(2), ..launch.clone() }.operations()
-        }
-        _ => launch.operations(),
+/// Operations as papers count them: all pairs of positions also in the attention of a `causal` model, and no products
+/// that a fused kernel computes again.
+///
+/// Launches of a causal model compute half of the pairs together, whichever of them are masked: under context parallelism
+/// ranks leave out chunks and compute others whole, and a processor's kernel states the pairs that it computes.
+fn counted_operations(launch: &Launch, causal: bool) -> f64 {
+    let operations = launch.operations();
+    if KernelKind::from_launch(launch) != KernelKind::Attention {
+        return operations;
     }
+    let counted = match launch.kernel.as_str() {
+        // One kernel of a processor: four products, and that of queries and keys again.
+        "attention_backward" => 4.0 / 5.0,
+        // Two on a GPU, of two counted products each; a processor's launch states no number of products.
+        _ => launch.count.min(2) as f64 / launch.count.max(1) as f64,
+    };
+    if causal { 2.0 * counted * operations } else { counted * operations }
 }
 
 /// The kernels of the stage that computes longest.

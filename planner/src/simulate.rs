@@ -265,6 +265,7 @@ impl<'a> Rank<'a> {
             self.now += cost.copy;
             self.time.computing[Part::Memory as usize] += cost.copy;
             let busy = self.free[usize::from(cost.leaves_node)] > self.now;
+            // Assumed: the two share the link equally, for as long as the message takes.
             let seconds = if busy { 2.0 * cost.seconds } else { cost.seconds };
             self.time.communicating[Traffic::Pipeline as usize] += seconds;
             if let Some(received) = shared.schedule.at_receiver(self.stage, message) {

@@ -9,7 +9,8 @@ fn formulas_give_the_published_bytes() {
     for model in &MODELS {
         let close = |got: f64, want: f64, of: &str| {
             // Figure 7 has 9.42 % for full recomputation of the two largest models, where table 2 gives 9.52 %.
-            let most = if of == "Full" { 0.012 } else { 0.01 };
+            let differs = of == "Full" && matches!(model.name, "530B" | "1T");
+            let most = if differs { 0.012 } else { 0.01 };
             assert!((got / want - 1.0).abs() <= most, "{}, {of}: {got} {want}", model.name);
         };
         let [states, none, both] = model.figure_1;

@@ -34,6 +34,10 @@ fn the_best_layout_is_one_that_the_other_commands_take() {
     for part in ["8 GPUs", "s a step", "the second is", "tensor parallel up to a node (4 GPUs)"] {
         assert!(table.contains(part), "{part} is missing: {table}");
     }
+    // The rules are older than shards of gradients and weights.
+    let rules = table.lines().find(|line| line.starts_with("rules: ")).unwrap();
+    assert!(rules.contains("tensor 4, context 1, pipeline 1, chunks 1"), "{rules}");
+    assert!(rules.ends_with("ZeRO 0") || rules.ends_with("ZeRO 1"), "{rules}");
 }
 
 #[test]
@@ -59,6 +63,7 @@ fn bad_requests_get_one_line() {
         (["--memory-limit", "1MB"], "the least that was found is"),
         (["--num-attention-heads", "3"], "num-attention-heads"),
         (["--context-parallel-size", "0"], "--context-parallel-size"),
+        (["--output", "text.txt"], "--output: text.txt holds something else than a layout"),
     ] {
         let output = ferrotron(folder.path(), &planned(&more));
         let message = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -66,4 +71,8 @@ fn bad_requests_get_one_line() {
         assert_eq!(message.lines().count(), 1, "{message}");
         assert!(message.contains(part), "{part} is missing: {message}");
     }
+    // A search that finds nothing leaves no file.
+    let nothing = planned(&["--memory-limit", "1MB", "--output", "layout.toml"]);
+    assert!(!ferrotron(folder.path(), &nothing).status.success());
+    assert!(!folder.path().join("layout.toml").exists());
 }

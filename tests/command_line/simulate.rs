@@ -147,6 +147,36 @@ fn a_calibrated_machine_is_a_cluster() {
     for name in ["linear", "attention_backward", "gelu_tanh", "adamw"] {
         assert!(kernels.iter().any(|kernel| kernel["name"] == name), "no {name}: {found}");
     }
+    // Ranks share the machine's memory.
+    let speed = succeeded(run(&[&simulate[..], &["--nproc", "8"]].concat()));
+    assert!(speed.contains("GFLOP/s a rank"), "{speed}");
+    let memory = |nproc: &str| -> f64 {
+        let table = succeeded(run(&[&simulate[..], &["--nproc", nproc]].concat()));
+        let line = table.lines().find(|line| line.starts_with("memory  ")).unwrap();
+        let words: Vec<&str> = line.split(' ').collect();
+        let [.., number, unit] = words[..] else { panic!("{line}") };
+        assert_eq!(unit, "GB", "{line}");
+        number.parse().unwrap()
+    };
+    assert!((memory("4") / memory("8") - 2.0).abs() < 0.02);
+    for (more, part) in [
+        (&["--bf16"][..], "measured in f32: give --dtype f32"),
+        (&["--threads", "4"], "--threads: 4, but a rank of own.toml has 1"),
+    ] {
+        let refused = run(&[&simulate[..], &["--nproc", "4"], more].concat());
+        let message = String::from_utf8_lossy(&refused.stderr).into_owned();
+        assert!(message.contains(part) && message.lines().count() == 1, "{message}");
+    }
+    std::fs::write(folder.path().join("mine.toml"), "mine = 1\n").unwrap();
+    for (file, part) in [
+        ("own", "name it own.toml instead"),
+        ("absent/own.toml", "cannot write absent/own.toml"),
+        ("mine.toml", "holds something else than a calibrated machine"),
+    ] {
+        let refused = run(&["bench", "--calibrate", file]);
+        let message = String::from_utf8_lossy(&refused.stderr).into_owned();
+        assert!(message.contains(part) && message.lines().count() == 1, "{message}");
+    }
     for (words, part) in [
         (["--device", "cuda"], "--calibrate: measures a processor"),
         (["--profile", "--bf16"], "--profile"),

@@ -3,7 +3,7 @@
 use clap::Args;
 use ferrotron::models::bench::{BenchConfig, bench as measure};
 use ferrotron::models::profile::{Profile, ProfileCeilings};
-use ferrotron::planner::calibrate;
+use ferrotron::planner::calibrate::{Calibration, calibrate};
 use ferrotron::{Error, Result};
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
@@ -11,6 +11,7 @@ use std::process::ExitCode;
 
 use crate::cli::args::device::{DeviceArgs, DeviceChoice, ExecutionArgs};
 use crate::cli::args::model::ModelArgs;
+use crate::cli::commands::own_file::OwnFile;
 use crate::cli::output;
 
 #[derive(Debug, Args)]
@@ -87,10 +88,17 @@ fn calibrated(path: &Path, args: &BenchArgs) -> Result<ExitCode> {
     if args.device.place()? != DeviceChoice::Cpu {
         return Err(Error::config("--calibrate", "measures a processor: give --device cpu"));
     }
+    const NAME: &str = "--calibrate";
+    if path.extension().is_none_or(|end| end != "toml") {
+        let message = format!(
+            "--cluster reads files that end in .toml: name it {}.toml instead",
+            path.display()
+        );
+        return Err(Error::config(NAME, message));
+    }
+    let file = OwnFile::open(NAME, path, Calibration::BEGIN, "a calibrated machine")?;
     let text = calibrate(&args.device.open()?, args.device.dtype()?)?.to_toml();
-    std::fs::write(path, &text).map_err(|error| {
-        Error::io("--calibrate", format!("cannot write {}: {error}", path.display()))
-    })?;
+    file.replace(&text)?;
     output::print(&text);
     Ok(ExitCode::SUCCESS)
 }

@@ -8,6 +8,7 @@ pub(super) mod eval;
 pub(super) mod export;
 pub(super) mod generate;
 pub(super) mod memory;
+mod own_file;
 pub(super) mod plan;
 pub(super) mod report;
 pub(super) mod schedule;

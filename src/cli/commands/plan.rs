@@ -9,7 +9,7 @@ use ferrotron::planner::{
 };
 use ferrotron::{Error, Result};
 use serde_json::{Map, Value, json};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use crate::cli::architecture::TrainedModel;
@@ -18,7 +18,8 @@ use crate::cli::args::parallel::Granularity;
 use crate::cli::args::train::TrainArgs;
 use crate::cli::bytes::display;
 use crate::cli::commands::memory::vocab_size;
-use crate::cli::commands::simulate::named_cluster;
+use crate::cli::commands::own_file::OwnFile;
+use crate::cli::commands::simulate::{named_cluster, units};
 use crate::cli::options::{Options, other_optimizers};
 use crate::cli::output;
 use crate::cli::plan::plan as planned;
@@ -26,6 +27,8 @@ use crate::cli::progress::CountProgress;
 
 /// Layouts that are printed.
 const BEST: usize = 5;
+/// How the file of the best layout begins.
+const BEGIN: &str = "# Layout for ";
 
 /// Options of a layout, which the search decides.
 const DECIDED: &[&str] = &[
@@ -107,6 +110,8 @@ fn report<M: TrainedModel>(args: &PlanArgs, options: &Options) -> Result<ExitCod
     let run = |layout: &Layout| {
         planned::<M>(&with_layout(&args.train, layout)?, layout.gpus, local, vocab_size)
     };
+    let open = |path: &PathBuf| OwnFile::open("--output", path, BEGIN, "a layout");
+    let output = args.output.as_ref().map(open).transpose()?;
     let mut shown = None;
     let progress = |done: usize, total: usize| {
         let bar = shown.get_or_insert_with(|| CountProgress::new("layouts", total as u64));
@@ -119,8 +124,8 @@ fn report<M: TrainedModel>(args: &PlanArgs, options: &Options) -> Result<ExitCod
     let Some(best) = found.best.first() else {
         return Err(fits_nowhere(&found, space.gpus, limit));
     };
-    if let Some(path) = &args.output {
-        write(path, args, best)?;
+    if let Some(file) = output {
+        file.replace(&for_train(args, best)?)?;
     }
     if args.json {
         output::line(&as_json(args, &found, &cluster, sizes.num_parameters).to_string());
@@ -129,14 +134,14 @@ fn report<M: TrainedModel>(args: &PlanArgs, options: &Options) -> Result<ExitCod
     output::print(&table(&found, &cluster));
     if args.explain {
         let mut rules = None;
-        let tensor = found.widest;
+        let (tensor, context) = (found.widest, space.contexts[0]);
         for pipeline in 1..=space.layers {
+            // The rules know neither shards of gradients and weights nor more contexts than the sequence needs.
+            let sizes = |layout: &Layout| {
+                (layout.tensor, layout.pipeline, layout.context) == (tensor, pipeline, context)
+            };
             let ruled = |layout: &Layout| match layout {
-                Layout { tensor: t, pipeline: p, chunks: 1, .. }
-                    if (*t, *p) == (tensor, pipeline) =>
-                {
-                    run(layout)
-                }
+                Layout { chunks: 1, zero_stage: 0 | 1, .. } if sizes(layout) => run(layout),
                 _ => Err(Error::config("plan", "is not that of the rules")),
             };
             if space.layers.is_multiple_of(pipeline)
@@ -194,11 +199,11 @@ fn named(args: &PlanArgs, layout: &Layout) -> Result<Map<String, Value>> {
     Ok(options.as_object().cloned().unwrap_or_default())
 }
 
-/// Writes the file for `train --config`.
-fn write(path: &Path, args: &PlanArgs, best: &Planned) -> Result<()> {
+/// The file for `train --config`.
+fn for_train(args: &PlanArgs, best: &Planned) -> Result<String> {
     let Planned { layout, prediction } = best;
     let mut text = format!(
-        "# Layout for {} GPUs of {}, by ferrotron plan: {:.4} s a step, {} of each GPU.\n",
+        "{BEGIN}{} GPUs of {}, by ferrotron plan: {:.4} s a step, {} of each GPU.\n",
         layout.gpus,
         args.cluster,
         prediction.seconds(),
@@ -207,8 +212,7 @@ fn write(path: &Path, args: &PlanArgs, best: &Planned) -> Result<()> {
     for (name, value) in named(args, layout)? {
         text += &format!("{name} = {value}\n"); // numbers, texts and flags are written as in JSON
     }
-    std::fs::write(path, text)
-        .map_err(|error| Error::io("--output", format!("cannot write {}: {error}", path.display())))
+    Ok(text)
 }
 
 fn fits_nowhere(found: &Plan, gpus: usize, limit: u64) -> Error {
@@ -274,8 +278,9 @@ fn lost(best: &Prediction, other: &Prediction) -> String {
 
 fn table(found: &Plan, cluster: &Cluster) -> String {
     let Some(best) = found.best.first() else { return String::new() };
+    let (unit, speed, one) = units(cluster);
     let mut text = format!(
-        "{} GPUs, {}\n{} layouts: {} take too much memory, {} simulated, the others have bounds above the best {BEST}\n",
+        "{} {unit}s, {}\n{} layouts: {} take too much memory, {} simulated, the others have bounds above the best {BEST}\n",
         best.layout.gpus, cluster.description, found.layouts, found.too_large, found.simulated
     );
     if let Some((layout, error)) = &found.failure {
@@ -293,7 +298,7 @@ fn table(found: &Plan, cluster: &Cluster) -> String {
         "recompute",
         "ZeRO",
         "s a step",
-        "TFLOP/s",
+        speed,
         "bubble",
         "memory",
         "largest part beside products"
@@ -311,7 +316,7 @@ fn table(found: &Plan, cluster: &Cluster) -> String {
             layout.recompute.name(),
             layout.zero_stage,
             prediction.seconds(),
-            prediction.model_per_gpu() / 1e12,
+            prediction.model_per_gpu() / one,
             prediction.bubble(),
             display(prediction.peak_bytes() as u64),
             100.0 * share

@@ -110,7 +110,7 @@ fn planned<M: TrainedModel>(args: &SimulateArgs) -> Result<(MemoryEstimator<M>, 
 
 /// The cluster of that name, with as many GPUs on each node as `--nproc` says.
 pub fn named_cluster(name: &str, train: &TrainArgs) -> Result<Cluster> {
-    let cluster = Cluster::named(name)?;
+    let mut cluster = Cluster::named(name)?;
     let local = train.parallel.ranks.nproc.unwrap_or(cluster.gpus_per_node);
     let most = if cluster.cores.is_some() { usize::MAX } else { cluster.gpus_per_node };
     if local == 0 || local > most {
@@ -120,7 +120,40 @@ pub fn named_cluster(name: &str, train: &TrainArgs) -> Result<Cluster> {
         );
         return Err(Error::config("--nproc", message));
     }
+    if let PlannedDevice::Cpu { threads } = cluster.gpu.device {
+        check_measured(&cluster, threads, train)?;
+        // Ranks share the memory of the machine.
+        cluster.gpu.memory = cluster.gpu.memory * cluster.gpus_per_node as u64 / local as u64;
+    }
     Ok(Cluster { gpus_per_node: local, ..cluster })
+}
+
+/// Errors if the run's kernels are not those that were measured on a processor.
+fn check_measured(cluster: &Cluster, threads: usize, train: &TrainArgs) -> Result<()> {
+    let remedy = "or measure again by ferrotron bench --calibrate with the same option";
+    let dtype = train.device.dtype()?;
+    if let Some(measured) = cluster.gpu.measured.filter(|measured| *measured != dtype) {
+        let name = &cluster.name;
+        let message = format!(
+            "{dtype}, but kernels of {name} were measured in {measured}: give --dtype {measured}, {remedy}"
+        );
+        return Err(Error::config("--dtype", message));
+    }
+    if let Some(stated) = train.device.threads.filter(|stated| *stated != threads) {
+        let name = &cluster.name;
+        let message =
+            format!("{stated}, but a rank of {name} has {threads}: leave it out, {remedy}");
+        return Err(Error::config("--threads", message));
+    }
+    Ok(())
+}
+
+/// A rank's device, and the unit of its speed with its operations a second.
+pub fn units(cluster: &Cluster) -> (&'static str, &'static str, f64) {
+    match cluster.gpu.device {
+        PlannedDevice::Cpu { .. } => ("rank", "GFLOP/s", 1e9),
+        PlannedDevice::Gpu(_) => ("GPU", "TFLOP/s", 1e12),
+    }
 }
 
 /// One line above the picture.
@@ -137,8 +170,8 @@ fn title(args: &SimulateArgs, found: &Prediction) -> String {
 /// The step and its parts.
 fn summary(args: &SimulateArgs, found: &Prediction, cluster: &Cluster, parameters: u64) -> String {
     let seconds = found.seconds();
-    let unit = if matches!(cluster.gpu.device, PlannedDevice::Cpu { .. }) { "rank" } else { "GPU" };
-    let speed = format!("TFLOP/s a {unit}");
+    let (unit, speed, one) = units(cluster);
+    let speed = format!("{speed} a {unit}");
     let mut text = format!(
         "{} {unit}s, {}\n\
          step            {:.4} s, {} tokens, {:.0} tokens/s\n\
@@ -149,8 +182,8 @@ fn summary(args: &SimulateArgs, found: &Prediction, cluster: &Cluster, parameter
         seconds,
         found.tokens,
         found.tokens_per_second(),
-        found.hardware_per_gpu() / 1e12,
-        found.model_per_gpu() / 1e12,
+        found.hardware_per_gpu() / one,
+        found.model_per_gpu() / one,
         100.0 * found.model_per_gpu() / found.peak,
         found.bubble(),
     );
