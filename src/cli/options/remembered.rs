@@ -216,7 +216,7 @@ pub fn resumed(
         let width = Gpt::config_from(checkpoint)?.ffn_hidden_size;
         saved.insert("ffn-hidden-size", width.into(), &Source::Checkpoint(source_name(checkpoint)));
     }
-    // So did the biases of LayerNorms go with those of linear layers.
+    // In earlier versions --disable-bias-linear took the biases of LayerNorms, too.
     let is = |name| saved.get(name) == Some(&Value::Bool(true));
     if is("disable-bias-linear") && !saved.contains("disable-bias-norm") {
         let config = Gpt::config_from(checkpoint)?;

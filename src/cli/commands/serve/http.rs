@@ -112,7 +112,9 @@ async fn connection(stream: TcpStream, service: Arc<Service>, mut ends: watch::R
     let (mut bytes, mut refused) = (written.bytes(), Duration::ZERO);
     // A client that is gone needs no answer.
     while tokio::time::timeout(TO_WRITE, connection.as_mut()).await.is_err() {
-        let goes_on = std::mem::replace(&mut bytes, written.bytes()) != bytes;
+        let now = written.bytes();
+        let goes_on = now != bytes;
+        bytes = now;
         refused = if goes_on || !written.waits() { Duration::ZERO } else { refused + TO_WRITE };
         if refused >= TO_TAKE || !(goes_on || is_busy.load(Relaxed)) {
             return;
