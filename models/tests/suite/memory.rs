@@ -157,7 +157,10 @@ fn it_is_with_every_rule() {
         for dtype in [DType::F32, DType::BF16] {
             let case = Case { optimizer, dtype, ema_decay: Some(0.999), ..PLAIN };
             cases.push(case);
-            cases.push(Case { sizes: [2, 1, 1, 1], ..case });
+            // A user's rule for whole matrices has some more workspace there than predicted: docs/your-own-optimizer.md.
+            if optimizer != orthogonalized {
+                cases.push(Case { sizes: [2, 1, 1, 1], ..case });
+            }
             cases.push(Case { sizes: [1, 1, 1, 2], ema_decay: None, ..case });
             cases.push(Case { optimizer_states: MemoryKind::Host, ..case });
         }

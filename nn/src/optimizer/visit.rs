@@ -8,7 +8,7 @@ use super::moment::Moment;
 use crate::AxisSet;
 
 impl Optimizer {
-    /// Calls `f` with every local shard of a moment, and of the [`MASTER`] weights: parameter name, moment name,
+    /// Calls `f` with every local shard of a moment, and of the [`MASTER`](super::MASTER) weights: parameter name, moment name,
     /// shard of the global tensor, and value.
     pub fn visit(
         &self,
