@@ -40,10 +40,10 @@ const ROUNDS: usize = 5;
 const SECONDS: f64 = 0.02;
 /// Bytes of a call from which on its bandwidth is that of larger calls.
 const LEAST_BYTES: f64 = 65_536.0;
-/// How long ranks wait for one another.
+/// Longest time that ranks wait for one another.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// What was measured.
+/// The measured ceilings and shares.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Calibration {
     /// Dtype of the products, the kernels and attention.

@@ -11,7 +11,7 @@ thread_local! {
 
 /// The value of `read`, or none if it panics. Panics of other threads are printed as before.
 ///
-/// What `read` changes may be half changed after a panic: the caller uses it no more.
+/// Values that `read` changes may be half changed after a panic: the caller uses them no more.
 pub fn catch_quietly<T>(read: impl FnOnce() -> T) -> Option<T> {
     static HOOK: Once = Once::new();
     HOOK.call_once(|| {

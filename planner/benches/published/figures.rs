@@ -1,4 +1,4 @@
-//! What the text of arXiv:2104.04473 says of its figures. Plotted values are in no text.
+//! The claims that the text of arXiv:2104.04473 makes on its figures. Plotted values are in no text.
 
 use ferrotron_models::gpt::Recompute;
 use ferrotron_planner::cluster::{Cluster, Software};
