@@ -43,6 +43,17 @@ const GPT2_VOCAB_SIZE: usize = 50_257;
 /// GPT-2's `<|endoftext|>`, which separates documents.
 const GPT2_END_OF_TEXT: u32 = 50_256;
 
+/// Bytes of a text that are in memory at a time in larger forms than that of text. They do not change the tokens.
+#[derive(Debug, Clone, Copy)]
+struct Sizes {
+    /// Bytes that are normalized at a time.
+    chunk: usize,
+    /// Bytes of a word that byte pairs encode at a time.
+    window: usize,
+}
+
+const SIZES: Sizes = Sizes { chunk: 64 << 10, window: 64 << 10 };
+
 /// A tokenizer.
 ///
 /// ```
@@ -180,12 +191,52 @@ impl Tokenizer {
     /// Errors, with the position, if a character is not in the vocabulary of a char tokenizer; for GPT-2, without the
     /// feature `tokenizers`.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
+        let mut tokens = Vec::new();
+        self.encode_parts(text, |part| {
+            tokens.extend_from_slice(part);
+            Ok(())
+        })?;
+        Ok(tokens)
+    }
+
+    /// Encodes `text` as [`Tokenizer::encode`] does: `give` gets the tokens, part by part, so that those of a long text
+    /// need not be in memory.
+    ///
+    /// # Errors
+    /// As [`Tokenizer::encode`]; the first error of `give`.
+    ///
+    /// ```
+    /// use ferrotron_data::tokenizer::Tokenizer;
+    /// let (text, mut count) = ("word ".repeat(100_000), 0);
+    /// Tokenizer::Byte.encode_parts(&text, |tokens| {
+    ///     count += tokens.len();
+    ///     Ok(())
+    /// })?;
+    /// assert_eq!(count, 500_000);
+    /// # Ok::<(), ferrotron_tensor::Error>(())
+    /// ```
+    pub fn encode_parts(
+        &self,
+        text: &str,
+        mut give: impl FnMut(&[u32]) -> Result<()>,
+    ) -> Result<()> {
+        self.encode_in(text, SIZES, &mut give)
+    }
+
+    fn encode_in(
+        &self,
+        text: &str,
+        sizes: Sizes,
+        give: &mut dyn FnMut(&[u32]) -> Result<()>,
+    ) -> Result<()> {
         match self {
-            Tokenizer::Byte => Ok(text.bytes().map(u32::from).collect()),
-            Tokenizer::Char(char_level) => char_level.encode(text),
-            Tokenizer::Gpt2 => gpt2::encode(text, GPT2_END_OF_TEXT),
-            Tokenizer::Null(size) => null::encode(text, *size),
-            Tokenizer::HuggingFace(file) => file.encode(text),
+            Tokenizer::Byte => text.as_bytes().chunks(sizes.chunk).try_for_each(|bytes| {
+                give(&bytes.iter().map(|&byte| u32::from(byte)).collect::<Vec<_>>())
+            }),
+            Tokenizer::Char(char_level) => give(&char_level.encode(text)?),
+            Tokenizer::Gpt2 => gpt2::encode(text, GPT2_END_OF_TEXT, sizes.window, give),
+            Tokenizer::Null(size) => give(&null::encode(text, *size)?),
+            Tokenizer::HuggingFace(file) => file.encode(text, sizes, give),
         }
     }
 
