@@ -13,8 +13,9 @@ use tokenizers::models::bpe::BPE;
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 use tokenizers::pre_tokenizers::metaspace::PrependScheme;
 use tokenizers::{
-    DecoderWrapper, Encoding, Model, NormalizerWrapper, OffsetReferential, OffsetType,
-    PostProcessorWrapper, PreTokenizedString, PreTokenizer, PreTokenizerWrapper, TokenizerImpl,
+    DecoderWrapper, Encoding, Model, ModelWrapper, NormalizerWrapper, OffsetReferential,
+    OffsetType, PostProcessorWrapper, PreTokenizedString, PreTokenizer, PreTokenizerWrapper,
+    TokenizerImpl,
 };
 
 /// A loaded `tokenizer.json`; clones share it.
@@ -233,6 +234,10 @@ impl Encoder<'_> {
 
 impl WordEncoder for Encoder<'_> {
     fn word(&self, word: &str) -> Result<Vec<u32>> {
+        let word = match self.loaded.tokenizer.get_model() {
+            ModelWrapper::WordPiece(model) => shortened(word, model.max_input_chars_per_word),
+            _ => word,
+        };
         let encoding = self.encode(word, self.pre_tokenizer(self.has_prefix), OffsetType::None)?;
         Ok(encoding.get_ids().to_vec())
     }
@@ -253,6 +258,17 @@ impl WordEncoder for Encoder<'_> {
         Ok(places
             .map(|(&id, &(from, to))| Piece { id, start: start + from, end: start + to })
             .collect())
+    }
+}
+
+/// The beginning of a word of WordPieces that is unknown as a whole, since it has only letters and digits, and many more than
+/// `most`: the beginning is as unknown.
+fn shortened(word: &str, most: usize) -> &str {
+    let enough = 8 * most + 64;
+    let is_one = || word.chars().all(|c| c.is_alphabetic() || c.is_ascii_digit());
+    match word.len() > enough && is_one() {
+        true => &word[..word.floor_char_boundary(enough)],
+        false => word,
     }
 }
 

@@ -4,8 +4,8 @@
 //! their own bytes. Conversely, tokens are those of their bytes as a whole if this holds for each two neighbours: the first
 //! merge over a border between two of them would be the first one over it in the bytes of these two as well.
 //!
-//! Two windows that overlap are encoded by themselves. At a token that both have at the same place they are joined: the
-//! first one's tokens in front of it, the second one's from there on. All neighbours then are those of one of the windows,
+//! Two windows that overlap are encoded by themselves. At tokens that both have for the same characters they are joined: the
+//! first one's tokens in front of them, the second one's from there on. All neighbours then are those of one of the windows,
 //! so the joined tokens are exactly those of the bytes of both.
 
 use ferrotron_tensor::{Error, Result};
@@ -66,33 +66,39 @@ pub fn encode_by_windows(
     give_pieces(&pieces)
 }
 
-/// Whether no other piece has bytes of this one: pieces may share those of a character.
-fn is_apart(pieces: &[Piece], at: usize) -> bool {
-    let Piece { start, end, .. } = pieces[at];
-    let behind = at == 0 || pieces[at - 1].end <= start;
-    behind && start < end && pieces.get(at + 1).is_none_or(|next| end <= next.start)
+/// Whether a piece begins where the one in front of it ends. Those that have parts of the same characters do not.
+fn is_clean(pieces: &[Piece], at: usize) -> bool {
+    at == 0 || pieces[at - 1].end <= pieces[at].start
 }
 
 /// The place of the last piece up to byte `at` with which a window can begin.
 fn start_of_next(pieces: &[Piece], at: usize) -> Option<usize> {
     let count = pieces.partition_point(|piece| piece.start <= at);
-    (0..count).rev().find(|&piece| is_apart(pieces, piece)).map(|piece| pieces[piece].start)
+    (0..count).rev().find(|&piece| is_clean(pieces, piece)).map(|piece| pieces[piece].start)
 }
 
-/// The first piece that both have, by its place in each.
+/// The first pieces that both have for the same characters, by the place of the first one in each.
 fn common(first: &[Piece], second: &[Piece]) -> Option<(usize, usize)> {
     let begin = second.first()?.start;
-    let (mut a, mut b) = (first.partition_point(|piece| piece.start < begin), 0);
+    let group = |pieces: &[Piece], from: usize| {
+        let end = (from + 1..pieces.len()).find(|&at| is_clean(pieces, at));
+        from..end.unwrap_or(pieces.len())
+    };
+    let behind = first.partition_point(|piece| piece.start < begin);
+    let mut a = (behind..first.len()).find(|&at| is_clean(first, at))?;
+    let mut b = 0;
     while a < first.len() && b < second.len() {
-        let (one, other) = (first[a], second[b]);
-        if one == other && is_apart(first, a) && is_apart(second, b) {
+        let (one, other) = (group(first, a), group(second, b));
+        if first[one.clone()] == second[other.clone()] {
             return Some((a, b));
         }
-        // Pieces within a character have the same place.
-        match (one.start, one.end).cmp(&(other.start, other.end)) {
-            std::cmp::Ordering::Less => a += 1,
-            std::cmp::Ordering::Greater => b += 1,
-            std::cmp::Ordering::Equal => (a, b) = (a + 1, b + 1),
+        let span = |pieces: &[Piece]| (pieces[0].start, pieces[pieces.len() - 1].end);
+        let order = span(&first[one.clone()]).cmp(&span(&second[other.clone()]));
+        if order.is_le() {
+            a = one.end;
+        }
+        if order.is_ge() {
+            b = other.end;
         }
     }
     None
