@@ -4,7 +4,7 @@
 mod chunks;
 
 use self::chunks::Chunks;
-use super::Sizes;
+use super::sizes::Sizes;
 use super::words::{Piece, WordCaches, WordEncoder, WordPattern, WordRule, WordWriter};
 use ferrotron_tensor::{Error, Result};
 use std::ops::Range;

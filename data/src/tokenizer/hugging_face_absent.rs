@@ -3,8 +3,8 @@
 use ferrotron_tensor::Result;
 use std::convert::Infallible;
 
-use super::Sizes;
 use super::gpt2::refuse;
+use super::sizes::Sizes;
 
 /// A loaded `tokenizer.json`, which does not exist without the feature `tokenizers`.
 #[derive(Clone)]

@@ -23,6 +23,7 @@ mod gpt2;
 mod hugging_face;
 mod lossy;
 mod null;
+mod sizes;
 mod special_tokens;
 mod word_piece;
 #[cfg(feature = "tokenizers")]
@@ -33,6 +34,7 @@ use serde::{Deserialize, Serialize};
 use std::{fmt, path::Path, path::PathBuf, str::FromStr};
 
 use lossy::{REPLACEMENT, lossy};
+use sizes::{SIZES, Sizes};
 
 pub use char_level::CharTokenizer;
 pub use hugging_face::HuggingFaceTokenizer;
@@ -42,17 +44,6 @@ pub use special_tokens::SpecialTokens;
 const GPT2_VOCAB_SIZE: usize = 50_257;
 /// GPT-2's `<|endoftext|>`, which separates documents.
 const GPT2_END_OF_TEXT: u32 = 50_256;
-
-/// Bytes of a text that are in memory at a time in larger forms than that of text. They do not change the tokens.
-#[derive(Debug, Clone, Copy)]
-struct Sizes {
-    /// Bytes that are normalized at a time.
-    chunk: usize,
-    /// Bytes of a word that byte pairs encode at a time.
-    window: usize,
-}
-
-const SIZES: Sizes = Sizes { chunk: 64 << 10, window: 64 << 10 };
 
 /// A tokenizer.
 ///

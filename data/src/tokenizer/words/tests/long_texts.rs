@@ -1,6 +1,6 @@
 //! Texts and words that are encoded in parts have the ids of the whole.
 
-use super::super::super::Sizes;
+use super::super::super::sizes::Sizes;
 use super::*;
 
 /// Sizes at which texts of some hundred bytes are long.
