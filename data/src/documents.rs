@@ -241,20 +241,17 @@ impl Collected {
     /// Adds the documents of a data set that have some of its `sequences`.
     fn add_set(&mut self, shard: &Arc<Shard>, sequences: &Range<u64>) -> Result<()> {
         let dataset = shard.dataset()?;
-        dataset.check()?;
-        let boundaries = dataset.boundaries()?;
-        check_sentences(dataset, &boundaries)?;
-        let (sentences, before) = (self.ends.len(), self.ends.last().copied().unwrap_or(0));
+        check_sentences(dataset)?;
+        let (lengths, boundaries) = dataset.part(sequences.clone())?;
+        let (mut start, before) = (self.ends.len(), self.ends.last().copied().unwrap_or(0));
         let mut end = before;
-        self.ends.extend(dataset.sequence_lengths(sequences.clone())?.into_iter().map(|length| {
+        self.ends.extend(lengths.into_iter().map(|length| {
             end += u64::from(length);
             end
         }));
-        let place = |boundary: u64| sentences + (boundary - sequences.start) as usize;
-        let clamped =
-            boundaries.into_iter().map(|at| at.clamp(sequences.start, sequences.end)).map(place);
-        let mut start = sentences;
-        for end in clamped {
+        let place = |boundary: u64| (boundary - sequences.start) as usize;
+        let (first, last) = (start, self.ends.len());
+        for end in boundaries.into_iter().map(|at| first + place(at)).chain([last]) {
             if end > start {
                 self.documents.push(start..end);
                 start = end;
@@ -267,11 +264,11 @@ impl Collected {
 }
 
 /// Errors if no document of a set has more than one sequence, or if its sequences are prompts and completions.
-fn check_sentences(dataset: &IndexedDataset, boundaries: &[u64]) -> Result<()> {
+fn check_sentences(dataset: &IndexedDataset) -> Result<()> {
     let name = dataset.name();
     let why = match holds_pairs(Path::new(name)) {
         Some(true) => "they are prompts and completions".to_string(),
-        _ if boundaries.windows(2).any(|ends| ends[1] > ends[0] + 1) => return Ok(()),
+        _ if dataset.find_document(|sequences| sequences > 1)?.is_some() => return Ok(()),
         _ => format!("each of its {} documents is one sequence", dataset.num_documents()),
     };
     let message = format!("a bert takes sentences, but '{name}' has none: {why}; {REMEDY}");

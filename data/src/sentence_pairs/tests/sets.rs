@@ -1,6 +1,8 @@
 //! Sentences of Megatron's data sets.
 
 use super::super::*;
+use crate::indexed_dataset::IndexedDataset;
+use crate::thread_use;
 use crate::tokenizer::Tokenizer;
 use crate::{
     BlendConfig, BlendPaths, BlendedDataset, DataConfig, IndexedDatasetBuilder, Split, TokenType,
@@ -158,6 +160,30 @@ fn sets_with_weights_are_drawn_by_weight() {
         order[..count].iter().all(|&label| label >= 0)
             && order[count..].iter().all(|&label| label < 0)
     );
+}
+
+#[test]
+fn the_index_is_read_once_for_all_parts() {
+    let folder = tempfile::tempdir().unwrap();
+    let prefix = write(folder.path(), "a", &text(5000, 3));
+    let bytes = |extension: &str| std::fs::metadata(format!("{prefix}.{extension}")).unwrap().len();
+    let (index, tokens) = (bytes("idx"), bytes("bin"));
+    let (_, before) = thread_use::reads();
+    let sets = open(std::slice::from_ref(&prefix), [2.0, 1.0, 1.0]);
+    let (_, opened) = thread_use::reads();
+    let parts = [Some(&sets.training), sets.validation.as_ref(), sets.test.as_ref()];
+    let read: usize =
+        parts.map(|part| Documents::of_blend(part.unwrap()).unwrap().num_sentences()).iter().sum();
+    let (_, behind) = thread_use::reads();
+    assert_eq!(read as u64, IndexedDataset::open(Path::new(&prefix)).unwrap().num_sequences());
+    // Small sets are compared as a whole when they are opened. Entries beside a part are read with it.
+    let chunks = 3 * 8 * (1 << 14) + 4096;
+    let (opened, behind) = (opened - before, behind - opened);
+    println!(
+        "{index} bytes of index and {tokens} of tokens: {opened} bytes read to open, {behind} for the parts"
+    );
+    assert!(opened <= index + tokens + chunks, "{opened} bytes of {index} and {tokens}");
+    assert!(behind <= index + tokens + chunks, "{behind} bytes of {index} and {tokens}");
 }
 
 #[test]
