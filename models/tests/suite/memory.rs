@@ -157,10 +157,7 @@ fn it_is_with_every_rule() {
         for dtype in [DType::F32, DType::BF16] {
             let case = Case { optimizer, dtype, ema_decay: Some(0.999), ..PLAIN };
             cases.push(case);
-            // A user's rule for whole matrices has some more workspace there than predicted: docs/your-own-optimizer.md.
-            if optimizer != orthogonalized {
-                cases.push(Case { sizes: [2, 1, 1, 1], ..case });
-            }
+            cases.push(Case { sizes: [2, 1, 1, 1], ..case });
             cases.push(Case { sizes: [1, 1, 1, 2], ema_decay: None, ..case });
             cases.push(Case { optimizer_states: MemoryKind::Host, ..case });
         }
@@ -168,6 +165,9 @@ fn it_is_with_every_rule() {
             let sizes = [1, 1, 2, 1];
             cases.push(Case { optimizer, sharding, sizes, ema_decay: Some(0.999), ..PLAIN });
         }
+    }
+    for sharding in Sharding::ALL {
+        cases.push(Case { optimizer: orthogonalized, sharding, sizes: [2, 1, 2, 1], ..PLAIN });
     }
     check(&cases, &model());
 }
