@@ -40,6 +40,17 @@ pub fn open_documents(
     Ok(documents)
 }
 
+/// Opens what `config` names as documents, for training and for validation, and its validation sets by themselves.
+pub fn open_documents_with_sets(
+    config: &DataConfig,
+    tokenizer: &Tokenizer,
+    warn: impl Fn(&str),
+) -> Result<(Documents, Documents, Vec<Documents>)> {
+    let opened = Documents::open_with_sets(config, tokenizer)?;
+    warn_of_empty_files(config, warn)?;
+    Ok(opened)
+}
+
 /// Tells `warn` of the data sets of prompts and completions among `paths`, which are about to be read as one stream.
 pub fn warn_of_pairs<'a>(paths: impl Iterator<Item = &'a Path>, warn: impl Fn(&str)) {
     for path in paths.filter(|path| holds_pairs(path) == Some(true)) {
