@@ -120,7 +120,7 @@ fn a_set_without_pairs_is_named() {
         (
             "--train-data-path a_text_sentence --valid-data-path b_text_sentence e_text_sentence"
                 .to_string(),
-            "a bert takes sentences, but 'e_text_sentence' has none: each of its 2 documents is one sequence",
+            "a bert takes sentences, but 'e_text_sentence.bin' has none: each of its 2 documents is one sequence",
         ),
         (
             format!("--data a.txt --valid-data b.txt e.txt {several}"),

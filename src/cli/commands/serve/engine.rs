@@ -33,8 +33,8 @@ pub struct Job {
 
 /// Whoever waits for the completions of a request.
 pub trait Client: Send {
-    /// Called with all tokens that were added to a prompt so far: with none before the first one, and then behind each that
-    /// is not the last one asked for. Returns whether anybody still waits.
+    /// Called with all tokens that were added to a prompt so far: with none before the first one, and then behind each but
+    /// one with which a stop is complete. Returns whether anybody still waits.
     fn added(&mut self, prompt: usize, tokens: &[u32]) -> bool;
 
     /// Takes the completions, or the reason why there are none.
@@ -274,10 +274,8 @@ impl Engine<'_> {
                 }
                 added[index].push(token);
                 let tokens = &added[index];
-                if tokens.len() < prompt.max_tokens
-                    && !self.is_stopped(prompt, tokens)
-                    && watch(several[index].0, tokens)
-                {
+                let waits = !self.is_stopped(prompt, tokens) && watch(several[index].0, tokens);
+                if waits && tokens.len() < prompt.max_tokens {
                     going_on.push(index);
                 }
             }
@@ -378,7 +376,7 @@ mod tests {
         drop(sender);
         engine.answer_all(&jobs).unwrap();
         let told: Vec<Vec<usize>> = told.iter().map(|told| told.try_iter().collect()).collect();
-        assert_eq!(told, [vec![0; 100], (0..4).collect(), (0..9).collect()]);
-        assert_eq!(added_tokens.into_inner(), 3 + 8);
+        assert_eq!(told, [vec![0; 100], (0..4).collect(), (0..10).collect()]);
+        assert_eq!(added_tokens.into_inner(), 3 + 9);
     }
 }

@@ -56,7 +56,7 @@ pub struct Service {
     pub model: String,
     pub jobs: Mutex<Sender<Job>>,
     pub count: AtomicU64,
-    /// Tokens that were added to prompts, but for the last ones that were asked for.
+    /// Tokens by which texts were continued.
     pub added_tokens: Arc<AtomicU64>,
 }
 
