@@ -334,6 +334,14 @@ fn a_tokenizer_that_is_too_small_for_its_model_is_told() {
         let line = "warning: the tokenizer has 256 token ids, and the model has 1281: is it the model's own?";
         assert_eq!(told.contains(line), warned, "{told}");
     }
+    run("export --load run1280 --output wide --dtype f64");
+    let wide =
+        "train --load wide --tokenizer byte --data text.txt --train-iters 1 --sample-length 0";
+    for (more, rounds) in [("--save f32", true), ("--save f64 --dtype f64", false)] {
+        let told = run(&format!("{wide} {more}"));
+        let line = "weights of 'wide' are f64 and are rounded: --dtype f64 keeps them";
+        assert_eq!(told.contains(line), rounds, "{told}");
+    }
     let own = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/hf/tasks/tokenizer.json");
     std::fs::copy(own, path.join("hf1281/tokenizer.json")).unwrap();
     let told = run("eval --load hf1281 --data text.txt --valid-fraction 0.1");
