@@ -102,7 +102,9 @@ fn tasks_take_no_more_memory_than_a_step() {
         let memory: Value = serde_json::from_str(&succeeded(ferrotron(path, &memory))).unwrap();
         let last = metrics(&path.join(name)).pop().unwrap();
         assert!(last["tasks"]["wikitext"]["ppl"].as_f64().is_some(), "{last}");
-        assert_eq!(last["mem_peak_bytes"], memory["total_bytes"], "{name}");
+        // The number is that of the rank that takes most.
+        let [found, said] = [&last["mem_peak_bytes"], &memory["total_bytes"]].map(Value::as_u64);
+        assert!(found.is_some() && found <= said, "{name}: {found:?} {said:?}");
     }
 }
 
