@@ -4,9 +4,14 @@ use ferrotron_cuda::nvrtc::Architecture;
 use ferrotron_models::memory::PlannedDevice;
 use ferrotron_tensor::{DType, Error, Result};
 use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
 use std::path::Path;
+use toml::Value;
 
+use crate::cost::OTHER;
+use crate::curve::Curve;
 use crate::keys::Keys;
+use crate::sharing::Sharing;
 
 /// The clusters that the program carries, by name.
 const KNOWN: &[(&str, &str)] = &[
@@ -38,16 +43,27 @@ pub struct Cluster {
     pub description: String,
     /// Number of GPUs of a node, or of ranks on its processors.
     pub gpus_per_node: usize,
-    /// Cores that the ranks of a node share, if these are no GPUs: with more threads than cores each is slower.
-    pub cores: Option<usize>,
+    /// Cores that the ranks of a node share, if these are no GPUs.
+    pub cores: Option<Cores>,
     /// Each GPU.
     pub gpu: GpuSpec,
     /// The links between GPUs of a node.
     pub node: Link,
+    /// Seconds of single collectives between two ranks of a node by bytes, in place of that link.
+    pub collectives: BTreeMap<String, Curve>,
     /// The links between nodes, as one GPU's share of them.
     pub network: Link,
     /// The software of its time.
     pub software: Software,
+}
+
+/// The cores of a node.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Cores {
+    /// Their number.
+    pub count: usize,
+    /// Time of a kernel while all of them compute, over its time alone.
+    pub contention: f64,
 }
 
 /// A GPU, or the threads of a rank on a processor, and the share of its peaks that kernels reach.
@@ -73,8 +89,9 @@ pub struct GpuSpec {
     pub attention_efficiency: f64,
     /// Share of the bandwidth that memory-bound kernels reach.
     pub memory_efficiency: f64,
-    /// Bytes a second of single kernels, by name, in place of that share. `product` is the name of all matrix products.
-    pub kernels: BTreeMap<String, f64>,
+    /// Bytes a second of single kernels by name and bytes, in place of that share. `product` is the name of all matrix
+    /// products.
+    pub kernels: BTreeMap<String, Curve>,
     /// Shortest time from one kernel to the next. On a processor it is added to the time of each kernel.
     pub launch: f64,
 }
@@ -111,10 +128,12 @@ pub enum AttentionKernels {
 }
 
 impl GpuSpec {
-    /// Bytes a second that the kernel of this name reaches.
-    pub fn bandwidth_of(&self, kernel: &str) -> f64 {
-        let own = self.kernels.get(kernel).copied();
-        own.unwrap_or(self.bandwidth * self.memory_efficiency)
+    /// Bytes a second that the kernel of this name reaches in a call of `bytes`.
+    pub fn bandwidth_of(&self, kernel: &str, bytes: f64) -> f64 {
+        match self.kernels.get(kernel).or_else(|| self.kernels.get(OTHER)) {
+            Some(rates) => rates.rate(bytes),
+            None => self.bandwidth * self.memory_efficiency,
+        }
     }
 
     /// Peak operations a second for operands of `dtype`.
@@ -134,14 +153,14 @@ impl GpuSpec {
 }
 
 impl Cluster {
-    /// Factor by which kernels are slower because the threads of a node's ranks are more than its cores.
-    pub fn slowdown(&self) -> f64 {
-        match (self.gpu.device, self.cores) {
-            (PlannedDevice::Cpu { threads }, Some(cores)) => {
-                ((self.gpus_per_node * threads) as f64 / cores as f64).max(1.0)
-            }
-            _ => 1.0,
-        }
+    /// How `world` ranks in so many stages share the cores of their nodes; GPUs share none.
+    pub fn sharing(&self, world: usize, stages: usize) -> Option<Sharing> {
+        let (PlannedDevice::Cpu { threads }, Some(cores)) = (self.gpu.device, self.cores) else {
+            return None;
+        };
+        let nodes = world.div_ceil(self.gpus_per_node);
+        let Cores { count, contention } = cores;
+        Some(Sharing { cores: count * nodes, ranks: world / stages, threads, contention })
     }
 
     /// The names of the clusters that the program carries.
@@ -183,9 +202,10 @@ impl Cluster {
             name: name.to_string(),
             description,
             gpus_per_node,
-            cores: shares_cores.then(|| keys.count("node.cores", 100_000)).transpose()?,
+            cores: shares_cores.then(|| cores(&keys)).transpose()?,
             gpu,
             node: link(&keys, "node")?,
+            collectives: curves(&keys, "node.collective_us", 0.0..=1e9, 1e-6)?,
             network: link(&keys, "network")?,
             software: Software {
                 attention: match keys.text("software.attention")?.as_str() {
@@ -230,11 +250,6 @@ fn gpu(keys: &Keys<'_>) -> Result<GpuSpec> {
         }
         other => return Err(keys.error("device", &format!("is '{other}', and must be gpu or cpu"))),
     };
-    let kernels = keys.names("gpu.kernel_gb_per_s")?;
-    let kernel = |name: String| {
-        let rate = keys.number(&format!("gpu.kernel_gb_per_s.{name}"), 1e-6..=1e6)?;
-        Ok((name, 1e9 * rate))
-    };
     Ok(GpuSpec {
         device,
         measured,
@@ -246,9 +261,46 @@ fn gpu(keys: &Keys<'_>) -> Result<GpuSpec> {
         product_setup,
         attention_efficiency: keys.share("gpu.attention_efficiency")?,
         memory_efficiency: keys.share("gpu.memory_efficiency")?,
-        kernels: kernels.into_iter().map(kernel).collect::<Result<_>>()?,
+        kernels: curves(keys, "gpu.kernel_gb_per_s", 1e-6..=1e6, 1e9)?,
         launch: 1e-6 * keys.number("gpu.launch_us", 0.0..=1e4)?,
     })
+}
+
+fn cores(keys: &Keys<'_>) -> Result<Cores> {
+    let contention = match keys.find("node.contention") {
+        Some(_) => keys.number("node.contention", 0.1..=100.0)?,
+        None => 1.0,
+    };
+    Ok(Cores { count: keys.count("node.cores", 100_000)?, contention })
+}
+
+/// The curves of a table: each is a number, or a table of numbers by bytes. Values are in so large a `unit`.
+fn curves(
+    keys: &Keys<'_>,
+    of: &str,
+    range: RangeInclusive<f64>,
+    unit: f64,
+) -> Result<BTreeMap<String, Curve>> {
+    let curve = |name: String| {
+        let key = format!("{of}.{name}");
+        if !matches!(keys.find(&key), Some(Value::Table(_))) {
+            let value = unit * keys.number(&key, range.clone())?;
+            return Ok((name, Curve::new(vec![[0.0, value]])));
+        }
+        let point = |bytes: String| {
+            let key = format!("{key}.{bytes}");
+            let value = unit * keys.number(&key, range.clone())?;
+            let message = "is no number of bytes with a value, as 65536 = 1.5";
+            let bytes = bytes.parse::<u64>().map_err(|_| keys.error(&key, message))?;
+            Ok([bytes as f64, value])
+        };
+        let points = keys.names(&key)?.into_iter().map(point).collect::<Result<Vec<_>>>()?;
+        match points.is_empty() {
+            true => Err(keys.error(&key, "is empty: leave it out")),
+            false => Ok((name, Curve::new(points))),
+        }
+    };
+    keys.names(of)?.into_iter().map(curve).collect()
 }
 
 fn link(keys: &Keys<'_>, of: &str) -> Result<Link> {

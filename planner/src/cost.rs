@@ -19,6 +19,8 @@ use crate::record::Launch;
 
 /// The name of all matrix products among the kernels' bandwidths.
 pub(crate) const PRODUCT: &str = "product";
+/// The name of all kernels that have no bandwidth of their own.
+pub(crate) const OTHER: &str = "other";
 /// Rows and columns of the tiles of a matrix product: most of those that NVIDIA's "Matrix Multiplication Background User's
 /// Guide" names for cuBLAS.
 const TILES: [[usize; 2]; 5] = [[256, 128], [128, 256], [128, 128], [128, 64], [64, 64]];
@@ -59,10 +61,11 @@ impl KernelKind {
 /// Errors if the cluster has no peak for its dtype.
 pub fn seconds(launch: &Launch, cluster: &Cluster) -> Result<f64> {
     let gpu = &cluster.gpu;
-    let memory = launch.bytes as f64 / gpu.bandwidth_of(&launch.kernel);
     if let PlannedDevice::Cpu { .. } = gpu.device {
-        return Ok(cluster.slowdown() * (gpu.launch + on_processor(launch, gpu)?));
+        return Ok(gpu.launch + on_processor(launch, gpu)?);
     }
+    let bytes = launch.bytes as f64;
+    let memory = bytes / gpu.bandwidth_of(&launch.kernel, bytes);
     let computed = match KernelKind::from_launch(launch) {
         _ if launch.count == 0 => 0.0,
         KernelKind::Product => product(launch, 1, gpu)?,
@@ -79,16 +82,15 @@ pub fn seconds(launch: &Launch, cluster: &Cluster) -> Result<f64> {
 /// A kernel of a processor, without its launch: operations and bytes of a product are added, since packing and computing
 /// take turns.
 fn on_processor(launch: &Launch, gpu: &GpuSpec) -> Result<f64> {
-    let operations = launch.operations();
+    let (operations, bytes) = (launch.operations(), launch.bytes as f64);
+    let memory = |kernel| bytes / gpu.bandwidth_of(kernel, bytes);
     Ok(match KernelKind::from_launch(launch) {
-        KernelKind::Memory => launch.bytes as f64 / gpu.bandwidth_of(&launch.kernel),
         KernelKind::Attention if launch.count > 0 => {
             operations / (gpu.peak(launch.dtype)? * gpu.attention_efficiency)
         }
-        KernelKind::Attention => launch.bytes as f64 / gpu.bandwidth_of(&launch.kernel),
+        KernelKind::Memory | KernelKind::Attention => memory(&launch.kernel),
         KernelKind::Product => {
-            operations / (gpu.peak(launch.dtype)? * gpu.product_efficiency)
-                + launch.bytes as f64 / gpu.bandwidth_of(PRODUCT)
+            operations / (gpu.peak(launch.dtype)? * gpu.product_efficiency) + memory(PRODUCT)
         }
     })
 }
