@@ -1,17 +1,17 @@
 //! Descriptions of clusters, read from TOML files: one a cluster, each number with its source.
 
-use ferrotron_cuda::nvrtc::Architecture;
+mod parts;
+
 use ferrotron_models::memory::PlannedDevice;
 use ferrotron_tensor::{DType, Error, Result};
 use std::collections::BTreeMap;
-use std::ops::RangeInclusive;
 use std::path::Path;
-use toml::Value;
 
 use crate::cost::OTHER;
 use crate::curve::Curve;
 use crate::keys::Keys;
 use crate::sharing::Sharing;
+use parts::{cores, curves, gpu, link};
 
 /// The clusters that the program carries, by name.
 const KNOWN: &[(&str, &str)] = &[
@@ -22,6 +22,9 @@ const KNOWN: &[(&str, &str)] = &[
     ("h100", include_str!("../clusters/h100.toml")),
     ("h200", include_str!("../clusters/h200.toml")),
 ];
+
+/// The key of the link to host memory.
+const HOST: &str = "gpu.host_gb_per_s";
 
 /// The dtypes of matrix products.
 const DTYPES: [DType; 4] = [DType::BF16, DType::F16, DType::F32, DType::F64];
@@ -92,6 +95,8 @@ pub struct GpuSpec {
     /// Bytes a second of single kernels by name and bytes, in place of that share. `product` is the name of all matrix
     /// products.
     pub kernels: BTreeMap<String, Curve>,
+    /// Bytes a second in each direction between this memory and the host's, if it is stated.
+    pub host: Option<f64>,
     /// Shortest time from one kernel to the next. On a processor it is added to the time of each kernel.
     pub launch: f64,
 }
@@ -116,6 +121,9 @@ pub struct Software {
     pub overlap_messages: bool,
     /// Whether a tensor-parallel rank sends only its shard of an activation to the next stage, where ranks gather them.
     pub scatter_gather: bool,
+    /// Whether activations are copied around collectives, as those here are, whose batch comes before the sequence: shards of
+    /// the sequence lie apart then. Those of Megatron-LM have the sequence first.
+    pub layout_copies: bool,
 }
 
 /// The kernels of attention.
@@ -134,6 +142,14 @@ impl GpuSpec {
             Some(rates) => rates.rate(bytes),
             None => self.bandwidth * self.memory_efficiency,
         }
+    }
+
+    /// Bytes a second between this memory and the host's.
+    ///
+    /// Errors if the cluster's file states none.
+    pub fn host_bandwidth(&self) -> Result<f64> {
+        let missing = format!("{HOST} is missing: state it, or keep everything on the GPU");
+        self.host.ok_or_else(|| Error::config("--cluster", missing))
     }
 
     /// Peak operations a second for operands of `dtype`.
@@ -219,114 +235,15 @@ impl Cluster {
                 overlap_grad_reduce: keys.flag("software.overlap_grad_reduce")?,
                 overlap_messages: keys.flag("software.overlap_messages")?,
                 scatter_gather: keys.flag("software.scatter_gather")?,
+                layout_copies: match keys.find("software.layout_copies") {
+                    Some(_) => keys.flag("software.layout_copies")?,
+                    None => true,
+                },
             },
         };
         keys.all_are_read()?;
         Ok(cluster)
     }
-}
-
-/// The numbers of a GPU, or of a rank's share of a processor.
-fn gpu(keys: &Keys<'_>) -> Result<GpuSpec> {
-    let peak = |dtype: DType| {
-        let key = format!("gpu.peak_tflops.{dtype}");
-        let known = keys.find(&key).is_some();
-        known.then(|| Ok((dtype, 1e12 * keys.number(&key, 1e-6..=1e6)?)))
-    };
-    let device = match keys.find("device").is_some() {
-        true => keys.text("device")?,
-        false => "gpu".to_string(),
-    };
-    let (device, measured, multiprocessors, product_setup) = match device.as_str() {
-        "gpu" => (
-            PlannedDevice::Gpu(architecture(keys, "gpu.architecture")?),
-            None,
-            keys.count("gpu.multiprocessors", 10_000)?,
-            keys.number("gpu.product_setup", 0.0..=1e5)?,
-        ),
-        "cpu" => {
-            let threads = keys.count("gpu.threads", 10_000)?;
-            (PlannedDevice::Cpu { threads }, Some(dtype(keys, "gpu.dtype")?), 1, 0.0)
-        }
-        other => return Err(keys.error("device", &format!("is '{other}', and must be gpu or cpu"))),
-    };
-    Ok(GpuSpec {
-        device,
-        measured,
-        multiprocessors,
-        memory: (1e9 * keys.number("gpu.memory_gb", 0.1..=1e5)?) as u64,
-        bandwidth: 1e9 * keys.number("gpu.memory_gb_per_s", 0.1..=1e6)?,
-        peaks: DTYPES.into_iter().filter_map(peak).collect::<Result<_>>()?,
-        product_efficiency: keys.share("gpu.product_efficiency")?,
-        product_setup,
-        attention_efficiency: keys.share("gpu.attention_efficiency")?,
-        memory_efficiency: keys.share("gpu.memory_efficiency")?,
-        kernels: curves(keys, "gpu.kernel_gb_per_s", 1e-6..=1e6, 1e9)?,
-        launch: 1e-6 * keys.number("gpu.launch_us", 0.0..=1e4)?,
-    })
-}
-
-fn cores(keys: &Keys<'_>) -> Result<Cores> {
-    let contention = match keys.find("node.contention") {
-        Some(_) => keys.number("node.contention", 0.1..=100.0)?,
-        None => 1.0,
-    };
-    Ok(Cores { count: keys.count("node.cores", 100_000)?, contention })
-}
-
-/// The curves of a table: each is a number, or a table of numbers by bytes. Values are in so large a `unit`.
-fn curves(
-    keys: &Keys<'_>,
-    of: &str,
-    range: RangeInclusive<f64>,
-    unit: f64,
-) -> Result<BTreeMap<String, Curve>> {
-    let curve = |name: String| {
-        let key = format!("{of}.{name}");
-        if !matches!(keys.find(&key), Some(Value::Table(_))) {
-            let value = unit * keys.number(&key, range.clone())?;
-            return Ok((name, Curve::new(vec![[0.0, value]])));
-        }
-        let point = |bytes: String| {
-            let key = format!("{key}.{bytes}");
-            let value = unit * keys.number(&key, range.clone())?;
-            let message = "is no number of bytes with a value, as 65536 = 1.5";
-            let bytes = bytes.parse::<u64>().map_err(|_| keys.error(&key, message))?;
-            Ok([bytes as f64, value])
-        };
-        let points = keys.names(&key)?.into_iter().map(point).collect::<Result<Vec<_>>>()?;
-        match points.is_empty() {
-            true => Err(keys.error(&key, "is empty: leave it out")),
-            false => Ok((name, Curve::new(points))),
-        }
-    };
-    keys.names(of)?.into_iter().map(curve).collect()
-}
-
-fn link(keys: &Keys<'_>, of: &str) -> Result<Link> {
-    Ok(Link {
-        bandwidth: 1e9 * keys.number(&format!("{of}.gb_per_s"), 1e-3..=1e5)?,
-        latency: 1e-6 * keys.number(&format!("{of}.latency_us"), 0.0..=1e6)?,
-    })
-}
-
-fn dtype(keys: &Keys<'_>, key: &str) -> Result<DType> {
-    let text = keys.text(key)?;
-    let known = DTYPES.into_iter().find(|dtype| dtype.to_string() == text);
-    known.ok_or_else(|| {
-        keys.error(
-            key,
-            &format!("is '{text}', and must be the dtype of the measured kernels, as 'f32'"),
-        )
-    })
-}
-
-fn architecture(keys: &Keys<'_>, key: &str) -> Result<Architecture> {
-    let text = keys.text(key)?;
-    let parts = text.split_once('.').and_then(|(major, minor)| {
-        Some(Architecture { major: major.parse().ok()?, minor: minor.parse().ok()? })
-    });
-    parts.ok_or_else(|| keys.error(key, &format!("is '{text}', and must be as '8.0'")))
 }
 
 #[cfg(test)]
@@ -363,6 +280,18 @@ mod tests {
             ("memory_gb = 85.9", "memory_gb = nan", "gpu.memory_gb is NaN"),
             ("bf16 = 312", "bf16 = -312", "gpu.peak_tflops.bf16 is -312"),
             ("[node]", "[gpu.kernel_gb_per_s]\ngelu = 0\n[node]", "gpu.kernel_gb_per_s.gelu is 0"),
+            (
+                "[node]",
+                "[gpu.kernel_gb_per_s.gelu]\n1k = 1\n[node]",
+                "gelu.1k is no number of bytes",
+            ),
+            ("[node]", "[gpu.kernel_gb_per_s.gelu]\n[node]", "gpu.kernel_gb_per_s.gelu is empty"),
+            (
+                "[node]",
+                "[node]\ncollective_us.all_reduce.64 = -1\n",
+                "node.collective_us.all_reduce.64 is -1",
+            ),
+            ("host_gb_per_s = 25", "host_gb_per_s = 0", "gpu.host_gb_per_s is 0"),
             ("gb_per_s = 20 #", "gb_per_s = \"20 GB/s\" #", "network.gb_per_s is"),
             ("[node]", "[node", "is no TOML"),
         ] {

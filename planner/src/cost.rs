@@ -19,10 +19,15 @@ use crate::record::Launch;
 
 /// The name of all matrix products among the kernels' bandwidths.
 pub(crate) const PRODUCT: &str = "product";
+/// The name of a copy between a GPU's memory and the host's. Assumed: no kernel runs beside it.
+const HOST_COPY: &str = "host_copy";
+/// The name of a copy within a GPU's memory.
+const COPY: &str = "copy";
 /// The name of all kernels that have no bandwidth of their own.
 pub(crate) const OTHER: &str = "other";
-/// Rows and columns of the tiles of a matrix product: most of those that NVIDIA's "Matrix Multiplication Background User's
-/// Guide" names for cuBLAS.
+/// Rows and columns of the tiles of a matrix product: five of the eight that NVIDIA's "Matrix Multiplication Background
+/// User's Guide" (DU-09799-001, section 2.3, <https://docs.nvidia.com/deeplearning/performance/dl-performance-matrix-multiplication>)
+/// lists for cuBLAS, from the most to the least efficient. Those left out are 256 x 64, 64 x 256 and 64 x 128.
 const TILES: [[usize; 2]; 5] = [[256, 128], [128, 256], [128, 128], [128, 64], [64, 64]];
 /// A tile of r rows and c columns computes r c products for each r + c loaded elements. It reaches the peak's share
 /// 1 / (1 + LOADS (1/r + 1/c)). Assumed: 0.89 for tiles of 128 x 128, 0.80 for 64 x 64, so that small tiles pay only
@@ -65,6 +70,12 @@ pub fn seconds(launch: &Launch, cluster: &Cluster) -> Result<f64> {
         return Ok(gpu.launch + on_processor(launch, gpu)?);
     }
     let bytes = launch.bytes as f64;
+    if launch.kernel == HOST_COPY {
+        return Ok(bytes / gpu.host_bandwidth()? + gpu.launch);
+    }
+    if launch.kernel == COPY && !cluster.software.layout_copies {
+        return Ok(0.0);
+    }
     let memory = bytes / gpu.bandwidth_of(&launch.kernel, bytes);
     let computed = match KernelKind::from_launch(launch) {
         _ if launch.count == 0 => 0.0,

@@ -30,5 +30,5 @@ pub mod trace;
 pub use calibrate::calibrate;
 pub use cluster::Cluster;
 pub use predict::{Prediction, RecordedRun, predict};
-pub use search::{Plan, Planned, search};
-pub use space::{Layout, Recomputation, Space};
+pub use search::{Plan, Planned, enough, search};
+pub use space::{Layout, Offload, Recomputation, Space};

@@ -61,6 +61,7 @@ fn bad_requests_get_one_line() {
         (["--global-batch-size", "0"], "--global-batch-size"),
         (["--nodes", "1000"], "no multiple of the data-parallel ranks"),
         (["--memory-limit", "1MB"], "the least that was found is"),
+        (["--memory-limit", "20MB"], "GPUs are enough, with "),
         (["--num-attention-heads", "3"], "num-attention-heads"),
         (["--context-parallel-size", "0"], "--context-parallel-size"),
         (["--output", "text.txt"], "--output: text.txt holds something else than a layout"),
