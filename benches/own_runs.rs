@@ -7,7 +7,8 @@
 //! - The error of a layout is predicted over measured seconds, less 1. It should be at most 15 % on average.
 //! - Kendall's tau counts pairs of layouts in the same order, less those in the other, over both. Pairs that differ by less
 //!   than the noise of both are left out. It should be at least 0.8.
-//! - Waits are those of a traced run, mean over ranks and steps: exposed communication, and the bubble of pipelines.
+//! - Waits are those of a traced run, mean over ranks and steps: exposed communication, and the bubble of pipelines. Beside
+//!   them are those of the simulated step.
 //!
 //! Results are in `docs/planning.md`.
 
@@ -28,33 +29,34 @@ const VOCAB: f64 = 1024.0;
 const BATCH: &str = "--global-batch-size 16 --micro-batch-size";
 
 /// Name, ranks, samples of a micro-batch, options.
-const LAYOUTS: [(&str, usize, usize, &str); 16] = [
+type Layout = (&'static str, usize, usize, &'static str);
+const LAYOUTS: [Layout; 16] = [
     ("1 rank", 1, 8, ""),
     ("1 rank, full recomputation", 1, 8, "--recompute-granularity full"),
-    ("1 rank, micro-batch 2", 1, 2, ""),
+    ("1 rank, micro-batch 1", 1, 1, ""),
     ("data 2", 2, 8, ""),
-    ("data 2, ZeRO 1", 2, 4, "--zero-stage 1"),
-    ("data 2, ZeRO 3", 2, 8, "--zero-stage 3"),
+    ("data 2, ZeRO 3, micro-batch 1", 2, 1, "--zero-stage 3"),
+    ("data 2, full recomputation", 2, 8, "--recompute-granularity full"),
     ("tensor 2", 2, 8, "--tensor-model-parallel-size 2"),
-    ("tensor 2, sequence", 2, 4, "--tensor-model-parallel-size 2 --sequence-parallel"),
+    ("tensor 2, sequence", 2, 2, "--tensor-model-parallel-size 2 --sequence-parallel"),
     ("context 2", 2, 8, "--context-parallel-size 2"),
     ("pipeline 2", 2, 4, "--pipeline-model-parallel-size 2"),
-    (
-        "pipeline 2, 2 chunks",
-        2,
-        4,
-        "--pipeline-model-parallel-size 2 --num-virtual-stages-per-pipeline-rank 2",
-    ),
+    ("pipeline 2, naive", 2, 4, "--pipeline-model-parallel-size 2 --pipeline-schedule naive"),
     ("pipeline 2, zb-h1", 2, 2, "--pipeline-model-parallel-size 2 --pipeline-schedule zb-h1"),
-    ("data 4, selective", 4, 4, "--recompute-granularity selective"),
-    ("data 2, tensor 2", 4, 8, "--tensor-model-parallel-size 2"),
+    ("data 4, ZeRO 1", 4, 4, "--zero-stage 1"),
+    (
+        "tensor 4, full recomputation",
+        4,
+        2,
+        "--tensor-model-parallel-size 4 --recompute-granularity full",
+    ),
     (
         "tensor 2, pipeline 2",
         4,
         4,
         "--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2",
     ),
-    ("pipeline 4", 4, 2, "--pipeline-model-parallel-size 4"),
+    ("pipeline 4", 4, 8, "--pipeline-model-parallel-size 4"),
 ];
 /// Steps of a run; the first ones do not count.
 const STEPS: usize = 14;
@@ -138,7 +140,7 @@ fn probe() -> Result<f64> {
 /// Trains some steps; the last round does it again with a trace.
 fn measure(
     folder: &Path,
-    (_, ranks, micro, options): (&str, usize, usize, &str),
+    (_, ranks, micro, options): Layout,
     found: &mut Found,
     last: bool,
 ) -> Result<()> {
@@ -175,12 +177,7 @@ fn waits(path: &Path) -> f64 {
     waits.filter_map(|event| event["dur"].as_f64()).sum::<f64>() / 1e6
 }
 
-fn predict(
-    folder: &Path,
-    (_, ranks, micro, options): (&str, usize, usize, &str),
-    found: &mut Found,
-    cluster: &str,
-) {
+fn predict(folder: &Path, (_, ranks, micro, options): Layout, found: &mut Found, cluster: &str) {
     let words = format!(
         "simulate --cluster {cluster} --json {MODEL} {BATCH} {micro} {options} --nproc {ranks} --data tokens.bin"
     );
@@ -220,7 +217,7 @@ fn report(found: &[Found], calibrated: &[f64]) {
         let error = predicted / measured - 1.0;
         errors.push(error.abs());
         println!(
-            "{name:28}{ranks:>6}{:>13.1}{:>9.1}{:>14.1}{:>9.1}{:>9.0}{:>13.1}{:>7.1}",
+            "{name:32}{ranks:>6}{:>14.1}{:>9.1}{:>15.1}{:>9.1}{:>8.0}{:>15.1}{:>11.1}",
             1e3 * measured,
             100.0 * noise(&found.measured),
             1e3 * predicted,

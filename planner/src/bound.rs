@@ -67,9 +67,11 @@ impl BlockCost {
             }
             _ => 0,
         };
-        let states = share(1, memory.optimizer_bytes)
-            + share(2, memory.gradients_bytes)
-            + share(3, memory.weights_bytes);
+        let optimizer = match layout.offload.has_states() {
+            true => 0.0,
+            false => share(1, memory.optimizer_bytes),
+        };
+        let states = optimizer + share(2, memory.gradients_bytes) + share(3, memory.weights_bytes);
         let bytes = states + saved as f64;
         CERTAIN * bytes * (blocks / layout.pipeline) as f64
     }

@@ -1,10 +1,10 @@
 //! Measures this machine's processor, and describes it as a cluster.
 //!
 //! - Peaks and bandwidths of caches and memory are the [`Ceilings`] of the device.
-//! - Products of several shapes are timed. Two numbers are fitted to them, with the least relative squares: the time of an
-//!   operation and that of a byte.
-//! - Memory-bound kernels and attention have the speeds of profiled training steps of three sizes, and what passes between
-//!   kernels is the time of a launch.
+//! - Products, memory-bound kernels and attention have the speeds of profiled training steps of three sizes, and what passes
+//!   between kernels is the time of a launch.
+//! - Products of several shapes are timed, for those that no profiled step has. Two numbers are fitted to them, with the least
+//!   relative squares: the time of an operation and that of a byte.
 //! - Two ranks, each a thread with one thread of its own, call each collective with buffers of several sizes.
 //! - Ranks on all cores take steps of their own at once, and alone.
 
@@ -43,6 +43,8 @@ pub struct Calibration {
     pub attention: f64,
     /// Bytes a second of kernels, by name and bytes of a call.
     pub kernels: BTreeMap<String, Curve>,
+    /// Operations a second of kernels with products, by name and operations of a call.
+    pub rates: BTreeMap<String, Curve>,
     /// Seconds between two kernels.
     pub launch: f64,
     /// The link between two ranks.
@@ -78,6 +80,7 @@ pub fn calibrate(device: &Device, dtype: DType) -> Result<Calibration> {
         products: 1.0 / operation,
         attention: kernels::attention(&profiles),
         kernels: curves,
+        rates: kernels::rates(&profiles),
         launch: kernels::launch(&profiles),
         link,
         collectives,
@@ -116,6 +119,7 @@ impl Calibration {
             false => format!("{of} = {:.6}\n", ceilings.products(of) / 1e12),
         });
         let kernels = tables("gpu.kernel_gb_per_s", &self.kernels, 1e-9);
+        let rates = tables("gpu.kernel_gflops", &self.rates, 1e-9);
         let collectives = tables("node.collective_us", &self.collectives, 1e6);
         let link = format!(
             "gb_per_s = {:.4}\nlatency_us = {:.2}\n",
@@ -138,6 +142,8 @@ impl Calibration {
              [gpu.peak_tflops] # on registers\n{}\n\
              # by bytes of a call; {OTHER} is for kernels that are not listed\n\
              {kernels}\n\
+             # by operations of a call\n\
+             {rates}\n\
              [node]\n\
              gpus = {ranks}\n\
              cores = {cores}\n\
@@ -202,6 +208,10 @@ mod tests {
                 "gelu_tanh".to_string(),
                 Curve::new(vec![[1e5, 3e9], [1e7, 1e9]]),
             )]),
+            rates: BTreeMap::from([(
+                "linear".to_string(),
+                Curve::new(vec![[1e6, 5e10], [1e8, 7e10]]),
+            )]),
             launch: 2e-6,
             link: Link { bandwidth: 4e9, latency: 1e-5 },
             collectives: BTreeMap::from([(
@@ -219,6 +229,7 @@ mod tests {
         close(cluster.gpu.bandwidth_of("gelu_tanh", 1e5), 3e9);
         close(cluster.gpu.bandwidth_of("gelu_tanh", 1e6), 2e9);
         close(cluster.gpu.bandwidth_of("layer_norm", 1e6), 1.5e10);
+        close(cluster.gpu.products["linear"].rate(1e7), 6e10);
         // Four ranks take three steps of a quarter each, two ranks one of a half.
         close(seconds("all_reduce", 1e6, Spread { ranks: 2, nodes: 1 }, &cluster), 1e-3);
         let steps = 3.0 * cluster.collectives["all_reduce"].seconds(5e5);

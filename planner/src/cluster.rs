@@ -95,6 +95,9 @@ pub struct GpuSpec {
     /// Bytes a second of single kernels by name and bytes, in place of that share. `product` is the name of all matrix
     /// products.
     pub kernels: BTreeMap<String, Curve>,
+    /// Operations a second of single kernels of a processor that compute products, by name and operations of a call, in place
+    /// of the shares of the peak.
+    pub products: BTreeMap<String, Curve>,
     /// Bytes a second in each direction between this memory and the host's, if it is stated.
     pub host: Option<f64>,
     /// Shortest time from one kernel to the next. On a processor it is added to the time of each kernel.
@@ -283,7 +286,7 @@ mod tests {
             (
                 "[node]",
                 "[gpu.kernel_gb_per_s.gelu]\n1k = 1\n[node]",
-                "gelu.1k is no number of bytes",
+                "gelu.1k is no size of a call",
             ),
             ("[node]", "[gpu.kernel_gb_per_s.gelu]\n[node]", "gpu.kernel_gb_per_s.gelu is empty"),
             (

@@ -9,7 +9,8 @@
 //! - Fused attention reaches a constant share of the peak. Unfused attention is batched products and passes of softmax
 //!   and dropout over the scores.
 //!
-//! On a processor a kernel takes the time of its call, and its operations and bytes at the measured speed of its kind.
+//! On a processor a kernel takes the time of its call, and its operations or bytes at the speed that was measured for it, else
+//! at that of its kind.
 
 use ferrotron_models::memory::PlannedDevice;
 use ferrotron_tensor::Result;
@@ -95,6 +96,9 @@ pub fn seconds(launch: &Launch, cluster: &Cluster) -> Result<f64> {
 fn on_processor(launch: &Launch, gpu: &GpuSpec) -> Result<f64> {
     let (operations, bytes) = (launch.operations(), launch.bytes as f64);
     let memory = |kernel| bytes / gpu.bandwidth_of(kernel, bytes);
+    if let Some(rates) = gpu.products.get(&launch.kernel).filter(|_| operations > 0.0) {
+        return Ok(operations / rates.rate(operations));
+    }
     Ok(match KernelKind::from_launch(launch) {
         KernelKind::Attention if launch.count > 0 => {
             operations / (gpu.peak(launch.dtype)? * gpu.attention_efficiency)

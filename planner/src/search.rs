@@ -15,7 +15,7 @@ use std::collections::{HashMap, HashSet};
 use crate::bound::BlockCost;
 use crate::cluster::Cluster;
 use crate::predict::{Prediction, RecordedRun, differing_stages};
-use crate::space::{Layout, Space};
+use crate::space::{Layout, Offload, Space};
 
 /// A layout with its predicted step.
 #[derive(Debug, Clone)]
@@ -208,6 +208,11 @@ impl<M: Model, R: Fn(&Layout) -> Result<MemoryEstimator<M>>> Search<'_, R> {
             chunks: 1,
             global_batch: micro_batch,
             zero_stage: 0,
+            // Bounds leave states in host memory out.
+            offload: match layout.offload.has_activations() {
+                true => Offload::Activations,
+                false => Offload::None,
+            },
             ..*layout
         }
     }

@@ -2,7 +2,7 @@
 
 use ferrotron_models::bench::{BenchConfig, bench};
 use ferrotron_models::gpt::GptConfig;
-use ferrotron_models::profile::Profile;
+use ferrotron_models::profile::{OperationProfile, Profile};
 use ferrotron_tensor::ops::matmul::matmul;
 use ferrotron_tensor::{DType, Device, Error, Result, Tensor};
 use std::collections::BTreeMap;
@@ -27,6 +27,8 @@ const SECONDS: f64 = 0.02;
 const STEPS: [[usize; 2]; 3] = [[1, 128], [4, 256], [16, 256]];
 /// Bytes of a call from which on its bandwidth is that of larger calls.
 const LEAST_BYTES: f64 = 65_536.0;
+/// The same for operations.
+const LEAST_OPERATIONS: f64 = 1e5;
 
 /// A small model whose step has all kernels of training, and `samples` of so many `tokens`.
 pub(super) fn model(dtype: DType, [samples, tokens]: [usize; 2]) -> BenchConfig {
@@ -101,11 +103,27 @@ pub(super) fn fit(measured: &[[f64; 3]]) -> [f64; 2] {
 /// Bytes a second of the kernels without products by the bytes of a call, over all passes. Those of small calls say
 /// nothing of larger ones.
 pub(super) fn kernels(profiles: &[Profile]) -> BTreeMap<String, Curve> {
+    curves(profiles, LEAST_BYTES, |operation| {
+        operation.gb_per_s.filter(|_| operation.gflops.is_none())
+    })
+}
+
+/// Operations a second of the kernels with products by the operations of a call, over all passes.
+pub(super) fn rates(profiles: &[Profile]) -> BTreeMap<String, Curve> {
+    curves(profiles, LEAST_OPERATIONS, |operation| operation.gflops)
+}
+
+/// Rates in 1/s by the work of a call, from those in 10^9/s that operations have. Calls of less than `least` count for nothing.
+fn curves(
+    profiles: &[Profile],
+    least: f64,
+    rate: impl Fn(&OperationProfile) -> Option<f64>,
+) -> BTreeMap<String, Curve> {
     let mut points: BTreeMap<String, Vec<[f64; 2]>> = BTreeMap::new();
     for profile in profiles {
         let mut sums: BTreeMap<&str, [f64; 3]> = BTreeMap::new();
-        for operation in profile.operations.iter().filter(|operation| operation.gflops.is_none()) {
-            let Some(rate) = operation.gb_per_s else { continue };
+        for operation in &profile.operations {
+            let Some(rate) = rate(operation) else { continue };
             let sum = sums.entry(&operation.operation).or_default();
             sum[0] += 1e6 * rate * operation.ms;
             sum[1] += 1e-3 * operation.ms;
@@ -113,11 +131,11 @@ pub(super) fn kernels(profiles: &[Profile]) -> BTreeMap<String, Curve> {
         }
         let is_key =
             |name: &str| name.chars().all(|letter| letter.is_alphanumeric() || letter == '_');
-        let sums = sums.into_iter().filter(|(name, _)| is_key(name));
-        for (name, [bytes, seconds, calls]) in sums.filter(|(_, sum)| sum[1] > 0.0) {
-            let each = bytes / calls;
-            if each >= LEAST_BYTES {
-                points.entry(name.to_string()).or_default().push([each.round(), bytes / seconds]);
+        let sums = sums.into_iter().filter(|(name, sum)| is_key(name) && sum[1] > 0.0);
+        for (name, [work, seconds, calls]) in sums {
+            let each = (work / calls).round();
+            if each >= least {
+                points.entry(name.to_string()).or_default().push([each, work / seconds]);
             }
         }
     }

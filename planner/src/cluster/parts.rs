@@ -47,6 +47,10 @@ pub(super) fn gpu(keys: &Keys<'_>) -> Result<GpuSpec> {
         attention_efficiency: keys.share("gpu.attention_efficiency")?,
         memory_efficiency: keys.share("gpu.memory_efficiency")?,
         kernels: curves(keys, "gpu.kernel_gb_per_s", 1e-6..=1e6, 1e9)?,
+        products: match device {
+            PlannedDevice::Cpu { .. } => curves(keys, "gpu.kernel_gflops", 1e-6..=1e9, 1e9)?,
+            PlannedDevice::Gpu(_) => BTreeMap::new(),
+        },
         host: keys
             .find(HOST)
             .map(|_| keys.number(HOST, 1e-3..=1e5))
@@ -64,7 +68,8 @@ pub(super) fn cores(keys: &Keys<'_>) -> Result<Cores> {
     Ok(Cores { count: keys.count("node.cores", 100_000)?, contention })
 }
 
-/// The curves of a table: each is a number, or a table of numbers by bytes. Values are in so large a `unit`.
+/// The curves of a table: each is a number, or a table of numbers by the bytes or operations of a call. Values are in so
+/// large a `unit`.
 pub(super) fn curves(
     keys: &Keys<'_>,
     of: &str,
@@ -80,7 +85,7 @@ pub(super) fn curves(
         let point = |bytes: String| {
             let key = format!("{key}.{bytes}");
             let value = unit * keys.number(&key, range.clone())?;
-            let message = "is no number of bytes with a value, as 65536 = 1.5";
+            let message = "is no size of a call with a value, as 65536 = 1.5";
             let bytes = bytes.parse::<u64>().map_err(|_| keys.error(&key, message))?;
             Ok([bytes as f64, value])
         };
