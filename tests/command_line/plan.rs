@@ -61,7 +61,6 @@ fn bad_requests_get_one_line() {
         (["--global-batch-size", "0"], "--global-batch-size"),
         (["--nodes", "1000"], "no multiple of the data-parallel ranks"),
         (["--memory-limit", "1MB"], "the least that was found is"),
-        (["--memory-limit", "20MB"], "GPUs are enough, with "),
         (["--num-attention-heads", "3"], "num-attention-heads"),
         (["--context-parallel-size", "0"], "--context-parallel-size"),
         (["--output", "text.txt"], "--output: text.txt holds something else than a layout"),
@@ -72,6 +71,11 @@ fn bad_requests_get_one_line() {
         assert_eq!(message.lines().count(), 1, "{message}");
         assert!(message.contains(part), "{part} is missing: {message}");
     }
+    let small = planned(&["--memory-limit", "42MB", "--cpu-offloading-num-layers", "0"]);
+    let output = ferrotron(folder.path(), &small);
+    let message = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!((output.status.code(), message.lines().count()), (Some(2), 1), "{message}");
+    assert!(message.contains(": 16 GPUs are enough, with 4"), "{message}");
     // A search that finds nothing leaves no file.
     let nothing = planned(&["--memory-limit", "1MB", "--output", "layout.toml"]);
     assert!(!ferrotron(folder.path(), &nothing).status.success());
