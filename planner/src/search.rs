@@ -3,7 +3,7 @@
 //! Layouts are tried in the order of their least time, until that exceeds the time of the last one to be returned. A
 //! layout is left out before its replay if the bytes of a recorded stage are too many, or if its second bound is too
 //! slow. Bounds never exceed a simulated number, so the result is that of simulating every layout. Transfers to host memory
-//! only take time, so a layout that keeps something there is tried only if it does not fit without.
+//! take time: layouts that keep something there are tried if too few fit without, and each only if it does not itself.
 
 use ferrotron_models::memory::{MemoryEstimator, PlannedDevice, RankMemory};
 use ferrotron_models::trainer::Model;
@@ -15,7 +15,7 @@ use std::collections::{HashMap, HashSet};
 use crate::bound::BlockCost;
 use crate::cluster::Cluster;
 use crate::predict::{Prediction, RecordedRun, differing_stages};
-use crate::space::{Layout, Offload, Space};
+use crate::space::{Layout, Offload, Recomputation, Space};
 
 /// A layout with its predicted step.
 #[derive(Debug, Clone)]
@@ -68,7 +68,11 @@ pub fn search<M: Model>(
             Err(error) => refused = refused.or(Some(error)),
         }
     }
-    layouts.sort_by(|a, b| a.seconds.total_cmp(&b.seconds).then(a.layout.cmp(&b.layout)));
+    let in_host_memory = |bounded: &Bounded| bounded.layout.offload != Offload::None;
+    layouts.sort_by(|a, b| {
+        let slower = a.seconds.total_cmp(&b.seconds).then(a.layout.cmp(&b.layout));
+        in_host_memory(a).cmp(&in_host_memory(b)).then(slower)
+    });
     let total = layouts.len();
     let widest = layouts.iter().map(|bounded| bounded.layout.tensor).max().unwrap_or(0);
     let mut plan = Plan { layouts: total, widest, ..Plan::default() };
@@ -76,14 +80,19 @@ pub fn search<M: Model>(
     let mut too_large: HashMap<Layout, usize> = HashMap::new();
     let mut failed = HashSet::new();
     let mut unfit: HashSet<Layout> = HashSet::new();
+    let mut enough_without = None;
     for (done, Bounded { layout, seconds, bytes }) in layouts.iter().enumerate() {
         progress(done, total);
         let slowest = match plan.best.get(most - 1) {
             Some(last) => last.prediction.seconds(),
             None => f64::INFINITY,
         };
-        if *seconds > slowest {
+        let is_offloaded = layout.offload != Offload::None;
+        if is_offloaded && *enough_without.get_or_insert(plan.best.len() >= most) {
             break;
+        }
+        if *seconds > slowest {
+            continue;
         }
         let others = Layout { micro_batch: 0, ..*layout };
         let smallest = too_large.get(&others).is_some_and(|size| *size <= layout.micro_batch);
@@ -159,8 +168,8 @@ struct Bounded {
 const SMALLEST: usize = 64;
 /// Times as many GPUs, at most, among which a layout is looked for that fits; dry steps for each number of GPUs, and for all.
 const MORE: usize = 64;
-const TRIED: usize = 4;
-const TRIED_IN_ALL: usize = 64;
+const TRIED: usize = 12;
+const TRIED_IN_ALL: usize = 192;
 
 struct Search<'a, R> {
     space: &'a Space,
@@ -278,7 +287,7 @@ impl<M: Model, R: Fn(&Layout) -> Result<MemoryEstimator<M>>> Search<'_, R> {
             nodes += (nodes / 8).max(1);
             let larger = Space { gpus: nodes * gpus_per_node, ..self.space.clone() };
             let Ok(layouts) = larger.layouts() else { continue };
-            let bounded = layouts.into_iter().map(|layout| self.bounded(layout));
+            let bounded = layouts.into_iter().filter(is_frugal).map(|layout| self.bounded(layout));
             let mut small: Vec<Bounded> =
                 bounded.filter(|bounded| bounded.bytes <= limit as f64).collect();
             sort_by_bytes(&mut small);
@@ -295,6 +304,12 @@ impl<M: Model, R: Fn(&Layout) -> Result<MemoryEstimator<M>>> Search<'_, R> {
         }
         Ok(None)
     }
+}
+
+/// Whether no layout of the same sizes that differs in its micro-batch, its schedule or its recomputation takes less memory.
+fn is_frugal(layout: &Layout) -> bool {
+    let Layout { micro_batch, schedule, recompute, .. } = *layout;
+    (micro_batch, schedule, recompute) == (1, ScheduleKind::OneFOneB, Recomputation::Full)
 }
 
 /// Those with the least bounds first, and of these those that need the fewest samples and compute most again.

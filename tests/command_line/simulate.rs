@@ -120,15 +120,18 @@ fn a_checkpoint_has_the_options_of_its_run() {
     ];
     run(&[&train[..], &own, &["--save", "run"]].concat());
     let step = |more: &[&str]| -> Value {
-        let simulate = ["simulate", "--cluster", "h100", "--nproc", "2", "--bf16", "--json"];
+        let simulate = ["simulate", "--cluster", "h100", "--nproc", "1", "--bf16", "--json"];
         serde_json::from_str(&run(&[&simulate, more].concat())).unwrap()
     };
     let loaded = step(&["--load", "run"]);
     let stated = step(&[&own[..], &["--data", "text.txt", "--tokenizer", "byte"]].concat());
     assert_eq!(loaded, stated);
     // What is given counts for more.
-    let larger = step(&["--load", "run", "--micro-batch-size", "32"]);
+    let larger = step(&["--load", "run", "--global-batch-size", "48"]);
     assert!(larger["tokens"].as_u64().unwrap() > loaded["tokens"].as_u64().unwrap(), "{larger}");
+    let absent = ferrotron(folder.path(), &["simulate", "--cluster", "h100", "--load", "absent"]);
+    let message = String::from_utf8_lossy(&absent.stderr).into_owned();
+    assert!(message.contains("there is no 'absent'") && message.lines().count() == 1, "{message}");
 }
 
 #[test]
@@ -168,7 +171,6 @@ fn bad_requests_get_one_line() {
         (["--cluster", "v100-32-jz"], "gpu.peak_tflops.bf16 is missing"),
         (["--nproc", "9"], "--nproc: 9 ranks"),
         (["--train-tokens", "0"], "--train-tokens"),
-        (["--load", "run"], "--load"),
         (["--tensor-model-parallel-size", "3"], "tensor-model-parallel-size 3"),
     ] {
         let output = ferrotron(folder.path(), &simulated(&more));
