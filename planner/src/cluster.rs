@@ -124,9 +124,6 @@ pub struct Software {
     pub overlap_messages: bool,
     /// Whether a tensor-parallel rank sends only its shard of an activation to the next stage, where ranks gather them.
     pub scatter_gather: bool,
-    /// Whether activations are copied around collectives, as those here are, whose batch comes before the sequence: shards of
-    /// the sequence lie apart then. Those of Megatron-LM have the sequence first.
-    pub layout_copies: bool,
 }
 
 /// The kernels of attention.
@@ -238,10 +235,6 @@ impl Cluster {
                 overlap_grad_reduce: keys.flag("software.overlap_grad_reduce")?,
                 overlap_messages: keys.flag("software.overlap_messages")?,
                 scatter_gather: keys.flag("software.scatter_gather")?,
-                layout_copies: match keys.find("software.layout_copies") {
-                    Some(_) => keys.flag("software.layout_copies")?,
-                    None => true,
-                },
             },
         };
         keys.all_are_read()?;

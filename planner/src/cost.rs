@@ -22,8 +22,6 @@ use crate::record::Launch;
 pub(crate) const PRODUCT: &str = "product";
 /// The name of a copy between a GPU's memory and the host's. Assumed: no kernel runs beside it.
 const HOST_COPY: &str = "host_copy";
-/// The name of a copy within a GPU's memory.
-const COPY: &str = "copy";
 /// The name of all kernels that have no bandwidth of their own.
 pub(crate) const OTHER: &str = "other";
 /// Rows and columns of the tiles of a matrix product: five of the eight that NVIDIA's "Matrix Multiplication Background
@@ -73,9 +71,6 @@ pub fn seconds(launch: &Launch, cluster: &Cluster) -> Result<f64> {
     let bytes = launch.bytes as f64;
     if launch.kernel == HOST_COPY {
         return Ok(bytes / gpu.host_bandwidth()? + gpu.launch);
-    }
-    if launch.kernel == COPY && !cluster.software.layout_copies {
-        return Ok(0.0);
     }
     let memory = bytes / gpu.bandwidth_of(&launch.kernel, bytes);
     let computed = match KernelKind::from_launch(launch) {

@@ -14,7 +14,6 @@ const SOFTWARE: Software = Software {
     overlap_grad_reduce: true,
     overlap_messages: true,
     scatter_gather: true,
-    layout_copies: true,
 };
 
 fn schedules() -> impl Iterator<Item = PipelineConfig> {

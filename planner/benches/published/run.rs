@@ -131,11 +131,10 @@ impl Run {
 /// The cluster of that name with the software of 2019 to 2022.
 pub fn cluster(name: &str) -> Result<Cluster> {
     let cluster = Cluster::named(name)?;
-    // Megatron-LM's `p2p_communication.py` waits for each batch of messages, and its activations are [s, b, h].
+    // Megatron-LM's `p2p_communication.py` waits for each batch of messages.
     let software = Software {
         attention: AttentionKernels::Unfused,
         overlap_messages: false,
-        layout_copies: false,
         ..cluster.software
     };
     Ok(Cluster { software, ..cluster })
