@@ -15,12 +15,10 @@ use ferrotron_tensor::ceilings::Ceilings;
 use ferrotron_tensor::{DType, Device, Result};
 use std::collections::BTreeMap;
 
-use crate::cluster::Link;
-use crate::cost::{OTHER, PRODUCT};
+use crate::cluster::{Link, OTHER};
+use crate::cost::PRODUCT;
 use crate::curve::Curve;
 
-/// Rounds of each measurement.
-const ROUNDS: usize = 5;
 /// Second-level caches whose bytes no such cache holds.
 const BEYOND_CACHES: f64 = 16.0;
 

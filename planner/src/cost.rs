@@ -22,8 +22,6 @@ use crate::record::Launch;
 pub(crate) const PRODUCT: &str = "product";
 /// The name of a copy between a GPU's memory and the host's. Assumed: no kernel runs beside it.
 const HOST_COPY: &str = "host_copy";
-/// The name of all kernels that have no bandwidth of their own.
-pub(crate) const OTHER: &str = "other";
 /// Rows and columns of the tiles of a matrix product: five of the eight that NVIDIA's "Matrix Multiplication Background
 /// User's Guide" (DU-09799-001, section 2.3, <https://docs.nvidia.com/deeplearning/performance/dl-performance-matrix-multiplication>)
 /// lists for cuBLAS, from the most to the least efficient. Those left out are 256 x 64, 64 x 256 and 64 x 128.

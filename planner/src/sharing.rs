@@ -4,8 +4,7 @@
 //! compute, and one of each rank whose call runs. With more of them than cores, all get on more slowly by that factor, and
 //! so does the whole step. Threads that compute at the same time also share caches and memory, which is measured.
 
-use crate::simulate::Replay;
-use crate::stage_time::{Slot, StageTime};
+use crate::stage_time::Slot;
 
 /// The processors of all nodes, and the ranks on them.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -37,37 +36,17 @@ impl Sharing {
         let busy = (computing + communicating) as f64;
         contention * (busy / self.cores as f64).max(1.0)
     }
-
-    /// The replay as it is on shared cores. `pieces` are those of each stage.
-    pub(crate) fn stretched(&self, replay: Replay, pieces: &[Vec<Piece>]) -> Replay {
-        let times = Stretch::new(self, pieces);
-        let Replay { seconds, mut stages, mut timeline, mut marks } = replay;
-        for (stage, pieces) in stages.iter_mut().zip(pieces) {
-            let launches = std::mem::take(&mut stage.launches);
-            *stage = StageTime { launches, ..StageTime::default() };
-            for Piece { slot, start, end } in pieces {
-                stage.add(*slot, times.at(*end) - times.at(*start));
-            }
-        }
-        for span in timeline.ranks.iter_mut().flatten() {
-            (span.start, span.end) = (times.at(span.start), times.at(span.end));
-        }
-        for mark in &mut marks {
-            (mark.start, mark.end) = (times.at(mark.start), times.at(mark.end));
-        }
-        Replay { seconds: times.at(seconds), stages, timeline, marks }
-    }
 }
 
 /// Moments of a replay, and when they are on shared cores.
-struct Stretch {
+pub(crate) struct Stretch {
     moments: Vec<[f64; 2]>,
     /// The factor behind the last of them.
     last: f64,
 }
 
 impl Stretch {
-    fn new(sharing: &Sharing, pieces: &[Vec<Piece>]) -> Stretch {
+    pub(crate) fn new(sharing: &Sharing, pieces: &[Vec<Piece>]) -> Stretch {
         // Changes of the numbers of threads that compute, and of those that pass on messages.
         let mut changes: Vec<(f64, [isize; 2])> = Vec::new();
         for Piece { slot, start, end } in pieces.iter().flatten() {
@@ -93,7 +72,8 @@ impl Stretch {
         Stretch { moments, last: factor }
     }
 
-    fn at(&self, moment: f64) -> f64 {
+    /// The moment on shared cores.
+    pub(crate) fn at(&self, moment: f64) -> f64 {
         let behind = self.moments.partition_point(|[from, _]| *from <= moment).max(1);
         let [from, until] = self.moments[behind - 1];
         let factor = match self.moments.get(behind) {

@@ -13,7 +13,7 @@ use ferrotron_tensor::{Error, Result};
 
 use crate::cluster::Software;
 use crate::program::Program;
-use crate::sharing::Sharing;
+use crate::sharing::{Piece, Sharing, Stretch};
 use crate::stage_time::{Slot, StageTime};
 use crate::trace::Mark;
 use rank::{Rank, Shared};
@@ -70,7 +70,27 @@ pub fn simulate(
     let timeline = Timeline { ranks: spans, chunks: schedule.chunks() };
     let replay = Replay { seconds, stages, timeline, marks };
     Ok(match sharing {
-        Some(sharing) => sharing.stretched(replay, &pieces),
+        Some(sharing) => on_shared_cores(replay, &sharing, &pieces),
         None => replay,
     })
+}
+
+/// The replay as it is on shared cores. `pieces` are those of each stage.
+fn on_shared_cores(replay: Replay, sharing: &Sharing, pieces: &[Vec<Piece>]) -> Replay {
+    let times = Stretch::new(sharing, pieces);
+    let Replay { seconds, mut stages, mut timeline, mut marks } = replay;
+    for (stage, pieces) in stages.iter_mut().zip(pieces) {
+        let launches = std::mem::take(&mut stage.launches);
+        *stage = StageTime { launches, ..StageTime::default() };
+        for Piece { slot, start, end } in pieces {
+            stage.add(*slot, times.at(*end) - times.at(*start));
+        }
+    }
+    for span in timeline.ranks.iter_mut().flatten() {
+        (span.start, span.end) = (times.at(span.start), times.at(span.end));
+    }
+    for mark in &mut marks {
+        (mark.start, mark.end) = (times.at(mark.start), times.at(mark.end));
+    }
+    Replay { seconds: times.at(seconds), stages, timeline, marks }
 }

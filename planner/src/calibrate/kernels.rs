@@ -8,7 +8,6 @@ use ferrotron_tensor::{DType, Device, Error, Result, Tensor};
 use std::collections::BTreeMap;
 use std::time::Instant;
 
-use super::ROUNDS;
 use crate::curve::Curve;
 
 /// Rows, inner dim and columns of the products that are timed.
@@ -21,6 +20,8 @@ const SHAPES: [[usize; 3]; 7] = [
     [512, 512, 512],
     [1024, 512, 2048],
 ];
+/// Rounds of each measurement, of which the best counts.
+const ROUNDS: usize = 5;
 /// Seconds of a round at least.
 const SECONDS: f64 = 0.02;
 /// Samples of a step and their tokens, of the profiled steps.

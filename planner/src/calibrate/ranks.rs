@@ -14,11 +14,12 @@ use std::net::TcpListener;
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
-use super::ROUNDS;
 use super::kernels::model;
 use crate::cluster::Link;
 use crate::curve::Curve;
 
+/// Rounds of each measurement, whose median counts.
+const ROUNDS: usize = 5;
 /// Bytes of the buffers of collectives.
 const SIZES: [usize; 5] = [1 << 10, 1 << 14, 1 << 18, 1 << 21, 1 << 23];
 /// Bytes of all calls of a round, and its calls at least and at most.

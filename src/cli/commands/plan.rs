@@ -1,20 +1,20 @@
 //! `ferrotron plan`.
 
+mod args;
 mod report;
 
-use clap::Args;
+pub use args::PlanArgs;
+
 use ferrotron::models::bert::Bert;
 use ferrotron::models::gpt::Gpt;
 use ferrotron::parallel::pipeline::ScheduleKind;
-use ferrotron::planner::{Layout, Offload, Recomputation, Space, enough, search};
+use ferrotron::planner::{Layout, Offload, Space, enough, search};
 use ferrotron::{Error, Result};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use crate::cli::architecture::TrainedModel;
 use crate::cli::args::model::Architecture;
-use crate::cli::args::parallel::Granularity;
-use crate::cli::args::train::TrainArgs;
 use crate::cli::commands::memory::vocab_size;
 use crate::cli::commands::own_file::OwnFile;
 use crate::cli::commands::simulate::named_cluster;
@@ -22,12 +22,8 @@ use crate::cli::options::{Options, other_optimizers};
 use crate::cli::output;
 use crate::cli::plan::plan as planned;
 use crate::cli::progress::CountProgress;
+use args::{BEGIN, BEST, with_layout};
 use report::{as_json, explanation, fits_nowhere, for_train, table};
-
-/// Layouts that are printed.
-const BEST: usize = 5;
-/// How the file of the best layout begins.
-const BEGIN: &str = "# Layout for ";
 
 /// Options of what waits in host memory, which the search decides unless they are given.
 const OFFLOADED: &[&str] = &["offload-optimizer-states", "cpu-offloading-num-layers"];
@@ -48,27 +44,6 @@ const DECIDED: &[&str] = &[
     "--sequence-parallel",
     "--rampup-batch-size",
 ];
-
-#[derive(Debug, Args)]
-pub struct PlanArgs {
-    /// The cluster: v100-32-jz, dgx-2, dgx-a100-40, dgx-a100-80, h100, h200, or a file that ends in .toml
-    #[arg(long, value_name = "NAME")]
-    pub cluster: String,
-    /// Nodes, with --nproc ranks on each [default: 1]
-    #[arg(long, value_name = "N", default_value_t = 1, hide_default_value = true, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
-    pub nodes: u32,
-    /// File for the options of the best layout, which train --config reads
-    #[arg(long, value_name = "FILE")]
-    pub output: Option<PathBuf>,
-    /// Say how the best layout differs from that of the published rules
-    #[arg(long)]
-    pub explain: bool,
-    /// Print one JSON object
-    #[arg(long)]
-    pub json: bool,
-    #[command(flatten)]
-    pub train: TrainArgs,
-}
 
 /// Prints the fastest layouts of a training on a cluster.
 pub fn plan(args: &PlanArgs, options: &Options) -> Result<ExitCode> {
@@ -167,32 +142,4 @@ fn report<M: TrainedModel>(args: &PlanArgs, options: &Options) -> Result<ExitCod
         output::print(&explanation(best, rules.as_ref(), local));
     }
     Ok(ExitCode::SUCCESS)
-}
-
-/// The options of `args` in a layout of a model of so many `layers`.
-fn with_layout(args: &TrainArgs, layers: usize, layout: &Layout) -> TrainArgs {
-    let mut args = args.clone();
-    args.optimization.micro_batch_size = layout.micro_batch;
-    args.optimization.global_batch_size = Some(layout.global_batch);
-    args.parallel.ranks.context_parallel_size = layout.context;
-    if layout.offload.has_states() {
-        args.offload.offload_optimizer_states = true;
-    }
-    if layout.offload.has_activations() {
-        let chunks = layout.pipeline * layout.chunks;
-        args.offload.cpu_offloading_num_layers = (layers / chunks).max(1);
-    }
-    let parallel = &mut args.parallel;
-    parallel.ranks.tensor_model_parallel_size = layout.tensor;
-    parallel.ranks.pipeline_model_parallel_size = layout.pipeline;
-    parallel.pipeline_schedule = Some(layout.schedule.to_string());
-    parallel.num_virtual_stages_per_pipeline_rank = Some(layout.chunks);
-    parallel.zero_stage = layout.zero_stage;
-    parallel.sequence_parallel = layout.sequence_parallel;
-    parallel.recompute_granularity = match layout.recompute {
-        Recomputation::None => Granularity::None,
-        Recomputation::Selective => Granularity::Selective,
-        Recomputation::Full => Granularity::Full,
-    };
-    args
 }

@@ -6,7 +6,7 @@ use ferrotron::planner::steps::{Part, Traffic};
 use ferrotron::planner::{Cluster, Layout, Offload, Plan, Planned, Prediction};
 use serde_json::{Map, Value, json};
 
-use super::{BEGIN, BEST, PlanArgs, with_layout};
+use super::args::{BEGIN, BEST, PlanArgs, with_layout};
 use crate::cli::bytes::display;
 use crate::cli::commands::simulate::units;
 
