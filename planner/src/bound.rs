@@ -24,6 +24,8 @@ const CERTAIN: f64 = 0.95;
 pub(crate) struct BlockCost {
     /// Forward and backward.
     pub(crate) seconds: f64,
+    /// Forward alone.
+    pub(crate) forward: f64,
     /// Memory with all states.
     pub(crate) memory: RankMemory,
 }
@@ -38,14 +40,17 @@ impl BlockCost {
             });
             seconds.sum()
         };
-        BlockCost { seconds: program.blocks_of(0).map(computing).sum(), memory }
+        let seconds = program.blocks_of(0).map(computing).sum();
+        BlockCost { seconds, forward: program.forwards_of(0).map(computing).sum(), memory }
     }
 
     /// The least time of a step in a layout of a model of so many blocks.
     pub(crate) fn seconds(&self, layout: &Layout, blocks: usize) -> f64 {
-        let of_stage = self.seconds * (blocks / layout.pipeline) as f64;
-        let fill = (layout.pipeline - 1) as f64 / layout.chunks as f64;
-        ROUNDING * of_stage * (layout.microbatches() as f64 + fill)
+        let of_stage = (blocks / layout.pipeline) as f64;
+        // Weights' gradients that are put off may fill the end.
+        let fills = if layout.schedule.splits_backward() { self.forward } else { self.seconds };
+        let fill = fills * (layout.pipeline - 1) as f64 / layout.chunks as f64;
+        ROUNDING * of_stage * (self.seconds * layout.microbatches() as f64 + fill)
     }
 
     /// The least bytes of a rank of the first stage.
@@ -62,9 +67,11 @@ impl BlockCost {
             }
             _ => 0,
         };
-        let states = share(1, memory.optimizer_bytes)
-            + share(2, memory.gradients_bytes)
-            + share(3, memory.weights_bytes);
+        let optimizer = match layout.offload.has_states() {
+            true => 0.0,
+            false => share(1, memory.optimizer_bytes),
+        };
+        let states = optimizer + share(2, memory.gradients_bytes) + share(3, memory.weights_bytes);
         let bytes = states + saved as f64;
         CERTAIN * bytes * (blocks / layout.pipeline) as f64
     }
@@ -76,8 +83,11 @@ impl BlockCost {
 pub(crate) fn least_seconds(schedule: &PipelineSchedule, programs: &[&Program]) -> Result<f64> {
     let mut fill = 0.0;
     let mut least = 0.0_f64;
-    let first = &programs[0];
-    let ends = alone(&first.before, &first.groups) + alone(&first.behind, &first.groups);
+    let (first, splits) = (&programs[0], programs[0].splits_backward());
+    let ends = match splits {
+        true => 0.0,
+        false => alone(&first.before, &first.groups) + alone(&first.behind, &first.groups),
+    };
     for (stage, program) in programs.iter().enumerate() {
         let alone = |block: &Block| alone(block, &program.groups);
         let mut known: HashMap<*const Block, f64> = HashMap::new();
@@ -88,11 +98,16 @@ pub(crate) fn least_seconds(schedule: &PipelineSchedule, programs: &[&Program]) 
                 work += *known.entry(block).or_insert_with(|| alone(block));
             }
         }
-        // The first micro-batch has come through all stages before, and the last one goes back through them.
+        // The first micro-batch has come through all stages before, and the last one goes back through them: at the same
+        // time as gradients of weights, where these are put off.
         let last = stage + 1 == programs.len();
         let whole = if last { work + fill + ends } else { work };
         least = least.max(whole);
-        fill += program.blocks_of(0).map(alone).sum::<f64>() / schedule.chunks() as f64;
+        let fills: f64 = match splits {
+            true => program.forwards_of(0).map(alone).sum(),
+            false => program.blocks_of(0).map(alone).sum(),
+        };
+        fill += fills / schedule.chunks() as f64;
     }
     Ok(ROUNDING * least)
 }

@@ -1,25 +1,18 @@
 //! Descriptions of clusters, read from TOML files: one a cluster, each number with its source.
 
-use ferrotron_cuda::nvrtc::Architecture;
+mod file;
+
 use ferrotron_models::memory::PlannedDevice;
 use ferrotron_tensor::{DType, Error, Result};
 use std::collections::BTreeMap;
-use std::path::Path;
 
-use crate::keys::Keys;
+use crate::curve::Curve;
+use crate::sharing::Sharing;
 
-/// The clusters that the program carries, by name.
-const KNOWN: &[(&str, &str)] = &[
-    ("v100-32-jz", include_str!("../clusters/v100-32-jz.toml")),
-    ("dgx-2", include_str!("../clusters/dgx-2.toml")),
-    ("dgx-a100-40", include_str!("../clusters/dgx-a100-40.toml")),
-    ("dgx-a100-80", include_str!("../clusters/dgx-a100-80.toml")),
-    ("h100", include_str!("../clusters/h100.toml")),
-    ("h200", include_str!("../clusters/h200.toml")),
-];
-
-/// The dtypes of matrix products.
-const DTYPES: [DType; 4] = [DType::BF16, DType::F16, DType::F32, DType::F64];
+/// The name of all kernels that have no bandwidth of their own.
+pub(crate) const OTHER: &str = "other";
+/// The key of the link to host memory.
+const HOST: &str = "gpu.host_gb_per_s";
 
 /// A cluster of equal nodes with equal GPUs, or processors. Bandwidths are in bytes a second, times in seconds.
 ///
@@ -38,16 +31,27 @@ pub struct Cluster {
     pub description: String,
     /// Number of GPUs of a node, or of ranks on its processors.
     pub gpus_per_node: usize,
-    /// Cores that the ranks of a node share, if these are no GPUs: with more threads than cores each is slower.
-    pub cores: Option<usize>,
+    /// Cores that the ranks of a node share, if these are no GPUs.
+    pub cores: Option<Cores>,
     /// Each GPU.
     pub gpu: GpuSpec,
     /// The links between GPUs of a node.
     pub node: Link,
+    /// Seconds of single collectives between two ranks of a node by bytes, in place of that link.
+    pub collectives: BTreeMap<String, Curve>,
     /// The links between nodes, as one GPU's share of them.
     pub network: Link,
     /// The software of its time.
     pub software: Software,
+}
+
+/// The cores of a node.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Cores {
+    /// Their number.
+    pub count: usize,
+    /// Time of a kernel while all of them compute, over its time alone.
+    pub contention: f64,
 }
 
 /// A GPU, or the threads of a rank on a processor, and the share of its peaks that kernels reach.
@@ -73,8 +77,14 @@ pub struct GpuSpec {
     pub attention_efficiency: f64,
     /// Share of the bandwidth that memory-bound kernels reach.
     pub memory_efficiency: f64,
-    /// Bytes a second of single kernels, by name, in place of that share. `product` is the name of all matrix products.
-    pub kernels: BTreeMap<String, f64>,
+    /// Bytes a second of single kernels by name and bytes, in place of that share. `product` is the name of all matrix
+    /// products.
+    pub kernels: BTreeMap<String, Curve>,
+    /// Operations a second of single kernels of a processor that compute products, by name and operations of a call, in place
+    /// of the shares of the peak.
+    pub products: BTreeMap<String, Curve>,
+    /// Bytes a second in each direction between this memory and the host's, if it is stated.
+    pub host: Option<f64>,
     /// Shortest time from one kernel to the next. On a processor it is added to the time of each kernel.
     pub launch: f64,
 }
@@ -111,10 +121,20 @@ pub enum AttentionKernels {
 }
 
 impl GpuSpec {
-    /// Bytes a second that the kernel of this name reaches.
-    pub fn bandwidth_of(&self, kernel: &str) -> f64 {
-        let own = self.kernels.get(kernel).copied();
-        own.unwrap_or(self.bandwidth * self.memory_efficiency)
+    /// Bytes a second that the kernel of this name reaches in a call of `bytes`.
+    pub fn bandwidth_of(&self, kernel: &str, bytes: f64) -> f64 {
+        match self.kernels.get(kernel).or_else(|| self.kernels.get(OTHER)) {
+            Some(rates) => rates.rate(bytes),
+            None => self.bandwidth * self.memory_efficiency,
+        }
+    }
+
+    /// Bytes a second between this memory and the host's.
+    ///
+    /// Errors if the cluster's file states none.
+    pub fn host_bandwidth(&self) -> Result<f64> {
+        let missing = format!("{HOST} is missing: state it, or keep everything on the GPU");
+        self.host.ok_or_else(|| Error::config("--cluster", missing))
     }
 
     /// Peak operations a second for operands of `dtype`.
@@ -134,201 +154,13 @@ impl GpuSpec {
 }
 
 impl Cluster {
-    /// Factor by which kernels are slower because the threads of a node's ranks are more than its cores.
-    pub fn slowdown(&self) -> f64 {
-        match (self.gpu.device, self.cores) {
-            (PlannedDevice::Cpu { threads }, Some(cores)) => {
-                ((self.gpus_per_node * threads) as f64 / cores as f64).max(1.0)
-            }
-            _ => 1.0,
-        }
-    }
-
-    /// The names of the clusters that the program carries.
-    pub fn names() -> impl Iterator<Item = &'static str> {
-        KNOWN.iter().map(|(name, _)| *name)
-    }
-
-    /// The cluster of a name, or of a TOML file.
-    ///
-    /// Errors, naming the key, if the file lacks a number or has an absurd one.
-    pub fn named(name: &str) -> Result<Cluster> {
-        if let Some((_, text)) = KNOWN.iter().find(|(known, _)| *known == name) {
-            return Cluster::parse(name, text);
-        }
-        if !name.ends_with(".toml") {
-            let known: Vec<&str> = Cluster::names().collect();
-            let message = format!(
-                "'{name}' is neither a file that ends in .toml nor one of {}",
-                known.join(", ")
-            );
-            return Err(Error::config("--cluster", message));
-        }
-        let text = std::fs::read_to_string(Path::new(name))
-            .map_err(|error| Error::config("--cluster", format!("cannot read {name}: {error}")))?;
-        Cluster::parse(name, &text)
-    }
-
-    /// The cluster that `text` describes; `name` is for messages.
-    ///
-    /// Errors as [`Cluster::named`].
-    pub fn parse(name: &str, text: &str) -> Result<Cluster> {
-        let keys = Keys::parse(name, text)?;
-        let (description, gpus_per_node) =
-            (keys.text("description")?, keys.count("node.gpus", 1024)?);
-        let gpu = gpu(&keys)?;
-        let shares_cores =
-            matches!(gpu.device, PlannedDevice::Cpu { .. }) && keys.find("node.cores").is_some();
-        let cluster = Cluster {
-            name: name.to_string(),
-            description,
-            gpus_per_node,
-            cores: shares_cores.then(|| keys.count("node.cores", 100_000)).transpose()?,
-            gpu,
-            node: link(&keys, "node")?,
-            network: link(&keys, "network")?,
-            software: Software {
-                attention: match keys.text("software.attention")?.as_str() {
-                    "fused" => AttentionKernels::Fused,
-                    "unfused" => AttentionKernels::Unfused,
-                    other => {
-                        let message = format!("is '{other}', and must be fused or unfused");
-                        return Err(keys.error("software.attention", &message));
-                    }
-                },
-                overlap_grad_reduce: keys.flag("software.overlap_grad_reduce")?,
-                overlap_messages: keys.flag("software.overlap_messages")?,
-                scatter_gather: keys.flag("software.scatter_gather")?,
-            },
+    /// How `world` ranks in so many stages share the cores of their nodes; GPUs share none.
+    pub fn sharing(&self, world: usize, stages: usize) -> Option<Sharing> {
+        let (PlannedDevice::Cpu { threads }, Some(cores)) = (self.gpu.device, self.cores) else {
+            return None;
         };
-        keys.all_are_read()?;
-        Ok(cluster)
-    }
-}
-
-/// The numbers of a GPU, or of a rank's share of a processor.
-fn gpu(keys: &Keys<'_>) -> Result<GpuSpec> {
-    let peak = |dtype: DType| {
-        let key = format!("gpu.peak_tflops.{dtype}");
-        let known = keys.find(&key).is_some();
-        known.then(|| Ok((dtype, 1e12 * keys.number(&key, 1e-6..=1e6)?)))
-    };
-    let device = match keys.find("device").is_some() {
-        true => keys.text("device")?,
-        false => "gpu".to_string(),
-    };
-    let (device, measured, multiprocessors, product_setup) = match device.as_str() {
-        "gpu" => (
-            PlannedDevice::Gpu(architecture(keys, "gpu.architecture")?),
-            None,
-            keys.count("gpu.multiprocessors", 10_000)?,
-            keys.number("gpu.product_setup", 0.0..=1e5)?,
-        ),
-        "cpu" => {
-            let threads = keys.count("gpu.threads", 10_000)?;
-            (PlannedDevice::Cpu { threads }, Some(dtype(keys, "gpu.dtype")?), 1, 0.0)
-        }
-        other => return Err(keys.error("device", &format!("is '{other}', and must be gpu or cpu"))),
-    };
-    let kernels = keys.names("gpu.kernel_gb_per_s")?;
-    let kernel = |name: String| {
-        let rate = keys.number(&format!("gpu.kernel_gb_per_s.{name}"), 1e-6..=1e6)?;
-        Ok((name, 1e9 * rate))
-    };
-    Ok(GpuSpec {
-        device,
-        measured,
-        multiprocessors,
-        memory: (1e9 * keys.number("gpu.memory_gb", 0.1..=1e5)?) as u64,
-        bandwidth: 1e9 * keys.number("gpu.memory_gb_per_s", 0.1..=1e6)?,
-        peaks: DTYPES.into_iter().filter_map(peak).collect::<Result<_>>()?,
-        product_efficiency: keys.share("gpu.product_efficiency")?,
-        product_setup,
-        attention_efficiency: keys.share("gpu.attention_efficiency")?,
-        memory_efficiency: keys.share("gpu.memory_efficiency")?,
-        kernels: kernels.into_iter().map(kernel).collect::<Result<_>>()?,
-        launch: 1e-6 * keys.number("gpu.launch_us", 0.0..=1e4)?,
-    })
-}
-
-fn link(keys: &Keys<'_>, of: &str) -> Result<Link> {
-    Ok(Link {
-        bandwidth: 1e9 * keys.number(&format!("{of}.gb_per_s"), 1e-3..=1e5)?,
-        latency: 1e-6 * keys.number(&format!("{of}.latency_us"), 0.0..=1e6)?,
-    })
-}
-
-fn dtype(keys: &Keys<'_>, key: &str) -> Result<DType> {
-    let text = keys.text(key)?;
-    let known = DTYPES.into_iter().find(|dtype| dtype.to_string() == text);
-    known.ok_or_else(|| {
-        keys.error(
-            key,
-            &format!("is '{text}', and must be the dtype of the measured kernels, as 'f32'"),
-        )
-    })
-}
-
-fn architecture(keys: &Keys<'_>, key: &str) -> Result<Architecture> {
-    let text = keys.text(key)?;
-    let parts = text.split_once('.').and_then(|(major, minor)| {
-        Some(Architecture { major: major.parse().ok()?, minor: minor.parse().ok()? })
-    });
-    parts.ok_or_else(|| keys.error(key, &format!("is '{text}', and must be as '8.0'")))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn every_known_cluster_can_be_read() {
-        for name in Cluster::names() {
-            let cluster = Cluster::named(name).unwrap();
-            assert!(cluster.gpu.peak(DType::F16).unwrap() > 1e14, "{cluster:?}");
-            assert!(cluster.node.bandwidth >= cluster.network.bandwidth, "{cluster:?}");
-        }
-    }
-
-    #[test]
-    fn a_bad_file_is_refused_by_its_key() {
-        let good = KNOWN.iter().find(|(name, _)| *name == "dgx-a100-80").unwrap().1;
-        for (from, to, part) in [
-            ("multiprocessors = 108", "", "gpu.multiprocessors is missing"),
-            ("multiprocessors = 108", "multiprocessors = 0", "gpu.multiprocessors is 0"),
-            ("multiprocessors = 108", "multiprocessors = 1.5", "gpu.multiprocessors is 1.5"),
-            ("multiprocessors = 108", "multiprocessors = \"many\"", "must be a number"),
-            ("launch_us = ", "launch_us = -", "gpu.launch_us is -"),
-            ("launch_us = ", "lunch_us = 1\nlaunch_us = ", "gpu.lunch_us is no key"),
-            ("\"fused\"", "\"flash\"", "software.attention is 'flash'"),
-            ("architecture = \"8.0\"", "architecture = \"8\"", "gpu.architecture is '8'"),
-            ("[gpu]", "device = \"tpu\"\n[gpu]", "device is 'tpu', and must be gpu or cpu"),
-            ("[gpu]", "device = \"cpu\"\n[gpu]", "gpu.threads is missing"),
-            ("[gpu]", "device = \"cpu\"\n[gpu]\nthreads = 1", "gpu.dtype is missing"),
-            ("[gpu]", "device = \"cpu\"\n[gpu]\nthreads = 1\ndtype = \"u8\"", "gpu.dtype is 'u8'"),
-            ("[node]", "[node]\ncores = 64", "node.cores is no key"),
-            ("memory_gb = 85.9", "memory_gb = 85900000", "gpu.memory_gb is 85900000"),
-            ("memory_gb = 85.9", "memory_gb = nan", "gpu.memory_gb is NaN"),
-            ("bf16 = 312", "bf16 = -312", "gpu.peak_tflops.bf16 is -312"),
-            ("[node]", "[gpu.kernel_gb_per_s]\ngelu = 0\n[node]", "gpu.kernel_gb_per_s.gelu is 0"),
-            ("gb_per_s = 20 #", "gb_per_s = \"20 GB/s\" #", "network.gb_per_s is"),
-            ("[node]", "[node", "is no TOML"),
-        ] {
-            assert!(good.contains(from), "{from}");
-            let error = Cluster::parse("my.toml", &good.replacen(from, to, 1)).unwrap_err();
-            let text = error.to_string();
-            assert!(text.contains(part) && text.contains("my.toml"), "{text}");
-            assert_eq!(text.lines().count(), 1, "{text}");
-        }
-        for name in ["dgx-3", "absent.toml"] {
-            let error = Cluster::named(name).unwrap_err().to_string();
-            assert!(error.contains("--cluster") && error.contains(name), "{error}");
-        }
-    }
-
-    #[test]
-    fn a_missing_peak_is_named() {
-        let error = Cluster::named("v100-32-jz").unwrap().gpu.peak(DType::BF16).unwrap_err();
-        assert!(error.to_string().contains("gpu.peak_tflops.bf16"), "{error}");
+        let nodes = world.div_ceil(self.gpus_per_node);
+        let Cores { count, contention } = cores;
+        Some(Sharing { cores: count * nodes, ranks: world / stages, threads, contention })
     }
 }

@@ -9,7 +9,8 @@
 //! - Fused attention reaches a constant share of the peak. Unfused attention is batched products and passes of softmax
 //!   and dropout over the scores.
 //!
-//! On a processor a kernel takes the time of its call, and its operations and bytes at the measured speed of its kind.
+//! On a processor a kernel takes the time of its call, and its operations or bytes at the speed that was measured for it, else
+//! at that of its kind.
 
 use ferrotron_models::memory::PlannedDevice;
 use ferrotron_tensor::Result;
@@ -19,8 +20,11 @@ use crate::record::Launch;
 
 /// The name of all matrix products among the kernels' bandwidths.
 pub(crate) const PRODUCT: &str = "product";
-/// Rows and columns of the tiles of a matrix product: most of those that NVIDIA's "Matrix Multiplication Background User's
-/// Guide" names for cuBLAS.
+/// The name of a copy between a GPU's memory and the host's. Assumed: no kernel runs beside it.
+const HOST_COPY: &str = "host_copy";
+/// Rows and columns of the tiles of a matrix product: five of the eight that NVIDIA's "Matrix Multiplication Background
+/// User's Guide" (DU-09799-001, section 2.3, <https://docs.nvidia.com/deeplearning/performance/dl-performance-matrix-multiplication>)
+/// lists for cuBLAS, from the most to the least efficient. Those left out are 256 x 64, 64 x 256 and 64 x 128.
 const TILES: [[usize; 2]; 5] = [[256, 128], [128, 256], [128, 128], [128, 64], [64, 64]];
 /// A tile of r rows and c columns computes r c products for each r + c loaded elements. It reaches the peak's share
 /// 1 / (1 + LOADS (1/r + 1/c)). Assumed: 0.89 for tiles of 128 x 128, 0.80 for 64 x 64, so that small tiles pay only
@@ -59,10 +63,14 @@ impl KernelKind {
 /// Errors if the cluster has no peak for its dtype.
 pub fn seconds(launch: &Launch, cluster: &Cluster) -> Result<f64> {
     let gpu = &cluster.gpu;
-    let memory = launch.bytes as f64 / gpu.bandwidth_of(&launch.kernel);
     if let PlannedDevice::Cpu { .. } = gpu.device {
-        return Ok(cluster.slowdown() * (gpu.launch + on_processor(launch, gpu)?));
+        return Ok(gpu.launch + on_processor(launch, gpu)?);
     }
+    let bytes = launch.bytes as f64;
+    if launch.kernel == HOST_COPY {
+        return Ok(bytes / gpu.host_bandwidth()? + gpu.launch);
+    }
+    let memory = bytes / gpu.bandwidth_of(&launch.kernel, bytes);
     let computed = match KernelKind::from_launch(launch) {
         _ if launch.count == 0 => 0.0,
         KernelKind::Product => product(launch, 1, gpu)?,
@@ -79,16 +87,18 @@ pub fn seconds(launch: &Launch, cluster: &Cluster) -> Result<f64> {
 /// A kernel of a processor, without its launch: operations and bytes of a product are added, since packing and computing
 /// take turns.
 fn on_processor(launch: &Launch, gpu: &GpuSpec) -> Result<f64> {
-    let operations = launch.operations();
+    let (operations, bytes) = (launch.operations(), launch.bytes as f64);
+    let memory = |kernel| bytes / gpu.bandwidth_of(kernel, bytes);
+    if let Some(rates) = gpu.products.get(&launch.kernel).filter(|_| operations > 0.0) {
+        return Ok(operations / rates.rate(operations));
+    }
     Ok(match KernelKind::from_launch(launch) {
-        KernelKind::Memory => launch.bytes as f64 / gpu.bandwidth_of(&launch.kernel),
         KernelKind::Attention if launch.count > 0 => {
             operations / (gpu.peak(launch.dtype)? * gpu.attention_efficiency)
         }
-        KernelKind::Attention => launch.bytes as f64 / gpu.bandwidth_of(&launch.kernel),
+        KernelKind::Memory | KernelKind::Attention => memory(&launch.kernel),
         KernelKind::Product => {
-            operations / (gpu.peak(launch.dtype)? * gpu.product_efficiency)
-                + launch.bytes as f64 / gpu.bandwidth_of(PRODUCT)
+            operations / (gpu.peak(launch.dtype)? * gpu.product_efficiency) + memory(PRODUCT)
         }
     })
 }

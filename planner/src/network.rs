@@ -37,6 +37,13 @@ pub fn seconds(operation: &str, bytes: f64, group: Spread, cluster: &Cluster) ->
     if ranks < 2 {
         return 0.0;
     }
+    if let (Some(measured), false) = (cluster.collectives.get(operation), group.leaves_node()) {
+        // Each of the n-1 steps of n ranks passes on 1/n of the bytes, the one step of two ranks a half.
+        return match operation {
+            "send" | "recv" | "send_recv" | "broadcast" | "reduce" => measured.seconds(bytes),
+            _ => (ranks - 1) as f64 * measured.seconds(2.0 * bytes / ranks as f64),
+        };
+    }
     let Link { bandwidth, latency } = link(group, cluster);
     let others = (ranks - 1) as f64 / ranks as f64;
     let (volume, passes, has_tree) = match operation {

@@ -236,13 +236,14 @@ impl RecordedRun {
         let programs = self.programs(cluster)?;
         let programs: Vec<&Program> = self.of_stage.iter().map(|index| &programs[*index]).collect();
         let schedule = PipelineSchedule::new(&self.pipeline)?;
-        let replay = simulate(&schedule, &programs, cluster.software, with_marks)?;
+        let world = self.layout.world();
+        let sharing = cluster.sharing(world, programs.len());
+        let replay = simulate(&schedule, &programs, cluster.software, sharing, with_marks)?;
         let operations = replay.stages.iter().zip(&programs).map(|(stage, program)| {
             let counts = stage.launches.iter().zip(&program.launches);
             let counted = |launch| counted_operations(launch, self.causal);
             counts.map(|(count, launch)| *count as f64 * counted(launch)).sum::<f64>()
         });
-        let world = self.layout.world();
         Ok(Prediction {
             mean: StageTime::mean(&replay.stages),
             kernels: kernels(&replay, &programs),
@@ -316,6 +317,10 @@ fn kernels(replay: &Replay, programs: &[&Program]) -> Vec<KernelTime> {
     let stages = replay.stages.iter().zip(programs);
     let busiest = stages.max_by(|a, b| busy(a.0).total_cmp(&busy(b.0)));
     let Some((stage, program)) = busiest else { return Vec::new() };
+    // Ranks that share cores are slower than their programs.
+    let programmed: f64 =
+        stage.launches.iter().zip(&program.durations).map(|(calls, one)| *calls as f64 * one).sum();
+    let slower = if programmed > 0.0 { busy(stage) / programmed } else { 1.0 };
     let mut sums: BTreeMap<String, KernelTime> = BTreeMap::new();
     let counts = stage.launches.iter().zip(&program.launches).zip(&program.durations);
     for ((&calls, launch), seconds) in counts.filter(|((calls, _), _)| **calls > 0) {
@@ -332,7 +337,7 @@ fn kernels(replay: &Replay, programs: &[&Program]) -> Vec<KernelTime> {
         sum.calls += calls;
         sum.bytes += calls as f64 * launch.bytes as f64;
         sum.operations += calls as f64 * launch.operations();
-        sum.seconds += calls as f64 * seconds;
+        sum.seconds += slower * calls as f64 * seconds;
     }
     let mut kernels: Vec<KernelTime> = sums.into_values().collect();
     kernels.sort_by(|a, b| b.seconds.total_cmp(&a.seconds));

@@ -160,9 +160,23 @@ impl Program {
             .ok_or_else(|| Error::graph("simulate", format!("{instruction} was not recorded")))
     }
 
+    /// Whether a backward is split into two computations.
+    pub(crate) fn splits_backward(&self) -> bool {
+        self.computations.keys().any(|key| key.0 > 1)
+    }
+
     /// The blocks of all computations of a recorded micro-batch.
     pub(crate) fn blocks_of(&self, microbatch: usize) -> impl Iterator<Item = &Block> {
-        let of = move |key: &&Computation| key.1 == microbatch;
+        self.blocks_where(move |key| key.1 == microbatch)
+    }
+
+    /// The blocks of its forwards.
+    pub(crate) fn forwards_of(&self, microbatch: usize) -> impl Iterator<Item = &Block> {
+        self.blocks_where(move |key| key.1 == microbatch && key.0 == 0)
+    }
+
+    fn blocks_where(&self, of: impl Fn(&Computation) -> bool) -> impl Iterator<Item = &Block> {
+        let of = |key: &&Computation| of(key);
         let mut keys: Vec<&Computation> = self.computations.keys().filter(of).collect();
         keys.sort_unstable();
         keys.into_iter().map(|key| &self.computations[key])

@@ -2,10 +2,12 @@
 //!
 //! Layouts are tried in the order of their least time, until that exceeds the time of the last one to be returned. A
 //! layout is left out before its replay if the bytes of a recorded stage are too many, or if its second bound is too
-//! slow. Bounds never exceed a simulated number, so the result is that of simulating every layout.
+//! slow. Bounds never exceed a simulated number, so the result is that of simulating every layout. Transfers to host memory
+//! take time: layouts that keep something there are tried if too few fit without, and each only if it does not itself.
 
 use ferrotron_models::memory::{MemoryEstimator, PlannedDevice, RankMemory};
 use ferrotron_models::trainer::Model;
+use ferrotron_parallel::pipeline::ScheduleKind;
 use ferrotron_tensor::{Error, Result};
 use std::cmp::Reverse;
 use std::collections::{HashMap, HashSet};
@@ -13,7 +15,7 @@ use std::collections::{HashMap, HashSet};
 use crate::bound::BlockCost;
 use crate::cluster::Cluster;
 use crate::predict::{Prediction, RecordedRun, differing_stages};
-use crate::space::{Layout, Recomputation, Space};
+use crate::space::{Layout, Offload, Recomputation, Space};
 
 /// A layout with its predicted step.
 #[derive(Debug, Clone)]
@@ -35,7 +37,8 @@ pub struct Plan {
     pub widest: usize,
     /// Number of those that were replayed.
     pub simulated: usize,
-    /// Number of those that take too much memory, as far as the search came.
+    /// Number of those that take too much memory, as far as the search came. What waits in host memory counts as another
+    /// layout.
     pub too_large: usize,
     /// Number of those whose dry step failed, as far as the search came: they are not compared.
     pub failed: usize,
@@ -65,26 +68,40 @@ pub fn search<M: Model>(
             Err(error) => refused = refused.or(Some(error)),
         }
     }
-    layouts.sort_by(|a, b| a.seconds.total_cmp(&b.seconds).then(a.layout.cmp(&b.layout)));
+    let in_host_memory = |bounded: &Bounded| bounded.layout.offload != Offload::None;
+    layouts.sort_by(|a, b| {
+        let slower = a.seconds.total_cmp(&b.seconds).then(a.layout.cmp(&b.layout));
+        in_host_memory(a).cmp(&in_host_memory(b)).then(slower)
+    });
     let total = layouts.len();
     let widest = layouts.iter().map(|bounded| bounded.layout.tensor).max().unwrap_or(0);
     let mut plan = Plan { layouts: total, widest, ..Plan::default() };
     // Layouts that differ in the micro-batch only: the smallest that is too large.
     let mut too_large: HashMap<Layout, usize> = HashMap::new();
     let mut failed = HashSet::new();
+    let mut unfit: HashSet<Layout> = HashSet::new();
+    let mut enough_without = None;
     for (done, Bounded { layout, seconds, bytes }) in layouts.iter().enumerate() {
         progress(done, total);
         let slowest = match plan.best.get(most - 1) {
             Some(last) => last.prediction.seconds(),
             None => f64::INFINITY,
         };
-        if *seconds > slowest {
+        let is_offloaded = layout.offload != Offload::None;
+        if is_offloaded && *enough_without.get_or_insert(plan.best.len() >= most) {
             break;
+        }
+        if *seconds > slowest {
+            continue;
         }
         let others = Layout { micro_batch: 0, ..*layout };
         let smallest = too_large.get(&others).is_some_and(|size| *size <= layout.micro_batch);
         if smallest || *bytes > limit as f64 {
-            plan.too_large += 1;
+            unfit.insert(*layout);
+            continue;
+        }
+        let less = layout.offload.less();
+        if less.iter().any(|less| !unfit.contains(&Layout { offload: *less, ..*layout })) {
             continue;
         }
         let recorded = match search.recorded(layout, limit) {
@@ -97,7 +114,7 @@ pub fn search<M: Model>(
             }
         };
         let Some(recorded) = recorded else {
-            plan.too_large += 1;
+            unfit.insert(*layout);
             let size = too_large.entry(others).or_insert(layout.micro_batch);
             *size = layout.micro_batch.min(*size);
             continue;
@@ -114,6 +131,7 @@ pub fn search<M: Model>(
         plan.best.truncate(most);
     }
     progress(total, total);
+    plan.too_large = unfit.len();
     if plan.best.is_empty() {
         layouts.retain(|bounded| !failed.contains(&bounded.layout));
         plan.smallest = search.smallest(layouts)?;
@@ -126,6 +144,19 @@ pub fn search<M: Model>(
     Ok(plan)
 }
 
+/// A layout on as few GPUs as were found, of whole nodes and more than `space` has, whose ranks take at most `limit` bytes,
+/// and these bytes. The other arguments are those of [`search`].
+///
+/// Errors as a dry step does.
+pub fn enough<M: Model>(
+    space: &Space,
+    cluster: &Cluster,
+    limit: u64,
+    run: impl Fn(&Layout) -> Result<MemoryEstimator<M>>,
+) -> Result<Option<(Layout, u64)>> {
+    Search { space, cluster, run, blocks: HashMap::new() }.enough(limit)
+}
+
 /// A layout with its first bounds.
 struct Bounded {
     layout: Layout,
@@ -135,13 +166,17 @@ struct Bounded {
 
 /// The most layouts whose dry steps tell the fewest bytes where none fits.
 const SMALLEST: usize = 64;
+/// Times as many GPUs, at most, among which a layout is looked for that fits; dry steps for each number of GPUs, and for all.
+const MORE: usize = 64;
+const TRIED: usize = 12;
+const TRIED_IN_ALL: usize = 192;
 
 struct Search<'a, R> {
     space: &'a Space,
     cluster: &'a Cluster,
     run: R,
-    /// Costs of blocks by tensor- and context-parallel size, micro-batch and recomputation; none if the model has too few blocks.
-    blocks: HashMap<([usize; 3], Recomputation), Option<BlockCost>>,
+    /// Costs of blocks, by their layouts; none if the model has too few blocks.
+    blocks: HashMap<Layout, Option<BlockCost>>,
 }
 
 impl<M: Model, R: Fn(&Layout) -> Result<MemoryEstimator<M>>> Search<'_, R> {
@@ -150,12 +185,12 @@ impl<M: Model, R: Fn(&Layout) -> Result<MemoryEstimator<M>>> Search<'_, R> {
     }
 
     fn bounded(&mut self, layout: Layout) -> Bounded {
-        let key = ([layout.tensor, layout.context, layout.micro_batch], layout.recompute);
-        let cost = match self.blocks.get(&key) {
+        let alone = self.alone(&layout);
+        let cost = match self.blocks.get(&alone) {
             Some(known) => *known,
             None => {
-                let found = self.block(&layout);
-                self.blocks.insert(key, found);
+                let found = self.block(&alone);
+                self.blocks.insert(alone, found);
                 found
             }
         };
@@ -168,19 +203,32 @@ impl<M: Model, R: Fn(&Layout) -> Result<MemoryEstimator<M>>> Search<'_, R> {
         }
     }
 
-    /// The cost of one block: without one, bounds are 0 and nothing is left out by them.
-    fn block(&self, layout: &Layout) -> Option<BlockCost> {
+    /// The layout in which a block is alone on its stage, with all states.
+    fn alone(&self, layout: &Layout) -> Layout {
         let Layout { tensor, context, micro_batch, .. } = *layout;
         let pipeline = self.space.layers;
-        let alone = Layout {
+        Layout {
             gpus: tensor * context * pipeline,
             pipeline,
+            schedule: match layout.schedule.splits_backward() {
+                true => layout.schedule,
+                false => ScheduleKind::OneFOneB,
+            },
             chunks: 1,
             global_batch: micro_batch,
             zero_stage: 0,
+            // Bounds leave states in host memory out.
+            offload: match layout.offload.has_activations() {
+                true => Offload::Activations,
+                false => Offload::None,
+            },
             ..*layout
-        };
-        let run = (pipeline > 2).then(|| (self.run)(&alone).ok()).flatten()?;
+        }
+    }
+
+    /// The cost of one block: without one, bounds are 0 and nothing is left out by them.
+    fn block(&self, alone: &Layout) -> Option<BlockCost> {
+        let run = (alone.pipeline > 2).then(|| (self.run)(alone).ok()).flatten()?;
         let mut recorded = RecordedRun::empty(&run);
         let found = recorded.add(&run, self.device(), 1, false).ok()?;
         let programs = recorded.programs(self.cluster).ok()?;
@@ -205,27 +253,69 @@ impl<M: Model, R: Fn(&Layout) -> Result<MemoryEstimator<M>>> Search<'_, R> {
 
     /// The layout with the fewest bytes among those with the least bounds.
     fn smallest(&self, mut layouts: Vec<Bounded>) -> Result<Option<(Layout, u64)>> {
-        let frugal = |layout: &Layout| (layout.micro_batch, Reverse(layout.recompute), *layout);
-        layouts.sort_by(|a, b| {
-            a.bytes.total_cmp(&b.bytes).then_with(|| frugal(&a.layout).cmp(&frugal(&b.layout)))
-        });
+        sort_by_bytes(&mut layouts);
         let mut least: Option<(Layout, u64)> = None;
         for Bounded { layout, bytes, .. } in layouts.into_iter().take(SMALLEST) {
             if least.is_some_and(|(_, known)| bytes > known as f64) {
                 break;
             }
-            let run = (self.run)(&layout)?;
-            let mut recorded = RecordedRun::empty(&run);
-            let mut bytes = 0;
-            let stages = [0, layout.pipeline - 1];
-            for stage in stages.into_iter().take(layout.pipeline) {
-                let found = recorded.add(&run, self.device(), stage, false)?;
-                bytes = bytes.max(found.memory.total_bytes as u64);
-            }
+            let bytes = self.bytes_of(&layout)?;
             if least.is_none_or(|(_, known)| bytes < known) {
                 least = Some((layout, bytes));
             }
         }
         Ok(least)
     }
+
+    /// Bytes of the ranks of the first and of the last stage, the larger of both.
+    fn bytes_of(&self, layout: &Layout) -> Result<u64> {
+        let run = (self.run)(layout)?;
+        let mut recorded = RecordedRun::empty(&run);
+        let mut bytes = 0;
+        for stage in [0, layout.pipeline - 1].into_iter().take(layout.pipeline) {
+            let found = recorded.add(&run, self.device(), stage, false)?;
+            bytes = bytes.max(found.memory.total_bytes as u64);
+        }
+        Ok(bytes)
+    }
+
+    fn enough(&mut self, limit: u64) -> Result<Option<(Layout, u64)>> {
+        let Space { gpus, gpus_per_node, .. } = *self.space;
+        let (mut nodes, mut tried) = (gpus.div_ceil(gpus_per_node), 0);
+        let most = MORE * nodes;
+        while nodes < most && tried < TRIED_IN_ALL {
+            nodes += (nodes / 8).max(1);
+            let larger = Space { gpus: nodes * gpus_per_node, ..self.space.clone() };
+            let Ok(layouts) = larger.layouts() else { continue };
+            let bounded = layouts.into_iter().filter(is_frugal).map(|layout| self.bounded(layout));
+            let mut small: Vec<Bounded> =
+                bounded.filter(|bounded| bounded.bytes <= limit as f64).collect();
+            sort_by_bytes(&mut small);
+            // Layouts that a training would refuse have no bytes.
+            let bytes = small
+                .iter()
+                .filter_map(|found| Some((found.layout, self.bytes_of(&found.layout).ok()?)));
+            for (layout, bytes) in bytes.take(TRIED) {
+                tried += 1;
+                if bytes <= limit {
+                    return Ok(Some((layout, bytes)));
+                }
+            }
+        }
+        Ok(None)
+    }
+}
+
+/// Whether no layout of the same sizes that differs in its micro-batch, its schedule or its recomputation takes less memory.
+fn is_frugal(layout: &Layout) -> bool {
+    let Layout { micro_batch, schedule, recompute, .. } = *layout;
+    (micro_batch, schedule, recompute) == (1, ScheduleKind::OneFOneB, Recomputation::Full)
+}
+
+/// Those with the least bounds first, and of these those that need the fewest samples and compute most again.
+fn sort_by_bytes(layouts: &mut [Bounded]) {
+    let frugal = |layout: &Layout| (layout.micro_batch, Reverse(layout.recompute), *layout);
+    layouts.sort_by(|a, b| {
+        a.bytes.total_cmp(&b.bytes).then_with(|| frugal(&a.layout).cmp(&frugal(&b.layout)))
+    });
 }

@@ -6,17 +6,17 @@
 //! wait for a call until its end. Messages between stages begin when they are sent and received, as with NCCL. The ranks
 //! of a stage do the same at the same time, so one of each stage is replayed.
 
-use ferrotron_parallel::pipeline::{
-    Direction, Instruction, Message, PipelineSchedule, Span, Timeline,
-};
+mod rank;
+
+use ferrotron_parallel::pipeline::{PipelineSchedule, Timeline};
 use ferrotron_tensor::{Error, Result};
-use std::collections::HashMap;
 
 use crate::cluster::Software;
 use crate::program::Program;
-use crate::stage_time::StageTime;
-use crate::steps::{Block, Part, Step, Traffic};
+use crate::sharing::{Piece, Sharing, Stretch};
+use crate::stage_time::{Slot, StageTime};
 use crate::trace::Mark;
+use rank::{Rank, Shared};
 
 /// A replayed step.
 #[derive(Debug, Clone, PartialEq)]
@@ -31,22 +31,21 @@ pub struct Replay {
     pub marks: Vec<Mark>,
 }
 
-/// Replays `schedule` with the program of each stage.
+/// Replays `schedule` with the program of each stage. Ranks on processors are `sharing` them.
 ///
 /// Errors if a program lacks a computation, or if the schedule deadlocks.
 pub fn simulate(
     schedule: &PipelineSchedule,
     programs: &[&Program],
     software: Software,
+    sharing: Option<Sharing>,
     with_marks: bool,
 ) -> Result<Replay> {
-    let mut shared =
-        Shared { schedule, software, messages: HashMap::new(), meetings: HashMap::new() };
-    let mut ranks: Vec<Rank<'_>> = programs
-        .iter()
-        .enumerate()
-        .map(|(stage, program)| Rank::new(stage, program, with_marks))
-        .collect();
+    let mut shared = Shared::new(schedule, software);
+    let details = (with_marks, sharing.is_some());
+    let stages = programs.iter().enumerate();
+    let mut ranks: Vec<Rank<'_>> =
+        stages.map(|(stage, program)| Rank::new(stage, program, details)).collect();
     loop {
         let mut moved = false;
         for rank in &mut ranks {
@@ -60,340 +59,38 @@ pub fn simulate(
         }
     }
     let seconds = ranks.iter().fold(0.0, |end: f64, rank| end.max(rank.now));
-    let (mut stages, mut spans, mut marks) = (Vec::new(), Vec::new(), Vec::new());
-    for rank in ranks {
-        let Rank { now, mut time, spans: own, marks: found, .. } = rank;
-        time.bubble += seconds - now;
-        stages.push(time);
-        spans.push(own);
-        marks.extend(found.into_iter().flatten());
+    let (mut stages, mut spans, mut marks, mut pieces) = (vec![], vec![], vec![], vec![]);
+    for mut rank in ranks {
+        rank.spend(Slot::Bubble, rank.now, seconds);
+        stages.push(rank.time);
+        spans.push(rank.spans);
+        marks.extend(rank.marks.into_iter().flatten());
+        pieces.push(rank.pieces.unwrap_or_default());
     }
     let timeline = Timeline { ranks: spans, chunks: schedule.chunks() };
-    Ok(Replay { seconds, stages, timeline, marks })
+    let replay = Replay { seconds, stages, timeline, marks };
+    Ok(match sharing {
+        Some(sharing) => on_shared_cores(replay, &sharing, &pieces),
+        None => replay,
+    })
 }
 
-/// State of all stages.
-struct Shared<'a> {
-    schedule: &'a PipelineSchedule,
-    software: Software,
-    /// Transfers by receiver and its name for the message.
-    messages: HashMap<(usize, Message), Transfer>,
-    /// Calls of groups that span stages, by group and number: when each stage came.
-    meetings: HashMap<(String, i64), Vec<f64>>,
-}
-
-#[derive(Clone, Copy, Default)]
-struct Transfer {
-    sent: Option<f64>,
-    posted: Option<f64>,
-    seconds: f64,
-}
-
-impl Transfer {
-    /// The end, if both sides have come.
-    fn end(&self) -> Option<f64> {
-        Some(self.sent?.max(self.posted?) + self.seconds)
-    }
-}
-
-/// A call of a group.
-#[derive(Clone, Copy)]
-enum Call {
-    /// Ends at this time.
-    Until(f64),
-    /// Begins when it is waited for, and takes so long.
-    Later(f64),
-    /// Takes so long once all stages have come.
-    Meeting(f64),
-}
-
-struct Rank<'a> {
-    stage: usize,
-    program: &'a Program,
-    now: f64,
-    /// 0 before the instructions, then one more than their index, and last behind them.
-    phase: usize,
-    /// The next step of the phase.
-    at: usize,
-    began: f64,
-    /// Calls of each group, and their number when the phase began.
-    calls: Vec<Vec<Call>>,
-    first: Vec<i64>,
-    /// The times at which the links within the node and to the network are free.
-    free: [f64; 2],
-    sending: [Option<(usize, Message)>; 2],
-    time: StageTime,
-    spans: Vec<Span>,
-    marks: Option<Vec<Mark>>,
-    open: Vec<(&'static str, String, f64)>,
-}
-
-impl<'a> Rank<'a> {
-    fn new(stage: usize, program: &'a Program, with_marks: bool) -> Rank<'a> {
-        let groups = program.groups.len();
-        let time = StageTime { launches: vec![0; program.launches.len()], ..StageTime::default() };
-        Rank {
-            stage,
-            program,
-            now: 0.0,
-            phase: 0,
-            at: 0,
-            began: 0.0,
-            calls: vec![Vec::new(); groups],
-            first: vec![0; groups],
-            free: [0.0; 2],
-            sending: [None, None],
-            time,
-            spans: Vec::new(),
-            marks: with_marks.then(Vec::new),
-            open: Vec::new(),
+/// The replay as it is on shared cores. `pieces` are those of each stage.
+fn on_shared_cores(replay: Replay, sharing: &Sharing, pieces: &[Vec<Piece>]) -> Replay {
+    let times = Stretch::new(sharing, pieces);
+    let Replay { seconds, mut stages, mut timeline, mut marks } = replay;
+    for (stage, pieces) in stages.iter_mut().zip(pieces) {
+        let launches = std::mem::take(&mut stage.launches);
+        *stage = StageTime { launches, ..StageTime::default() };
+        for Piece { slot, start, end } in pieces {
+            stage.add(*slot, times.at(*end) - times.at(*start));
         }
     }
-
-    fn is_done(&self, schedule: &PipelineSchedule) -> bool {
-        self.phase > schedule.instructions(self.stage).len() + 1
+    for span in timeline.ranks.iter_mut().flatten() {
+        (span.start, span.end) = (times.at(span.start), times.at(span.end));
     }
-
-    /// Runs until the rank waits for another stage; returns whether it did anything.
-    fn advance(&mut self, shared: &mut Shared<'_>) -> Result<bool> {
-        let mut moved = false;
-        let (program, schedule) = (self.program, shared.schedule);
-        let instructions = schedule.instructions(self.stage);
-        while self.phase <= instructions.len() + 1 {
-            let instruction = self.phase.checked_sub(1).and_then(|index| instructions.get(index));
-            let block = match instruction {
-                None if self.phase == 0 => Some(&program.before),
-                None => Some(&program.behind),
-                Some(instruction) if instruction.microbatch_and_chunk().is_some() => {
-                    Some(program.block(instruction, schedule.microbatches())?)
-                }
-                Some(_) => None,
-            };
-            let done = match (block, instruction) {
-                (Some(block), _) => self.run(block, instruction, shared, &mut moved),
-                (None, Some(instruction)) => self.exchange(instruction, shared, &mut moved),
-                (None, None) => true,
-            };
-            if !done {
-                return Ok(moved);
-            }
-            self.end_phase(block, instruction);
-            moved = true;
-        }
-        Ok(moved)
+    for mark in &mut marks {
+        (mark.start, mark.end) = (times.at(mark.start), times.at(mark.end));
     }
-
-    fn end_phase(&mut self, block: Option<&Block>, instruction: Option<&Instruction>) {
-        for (launch, count) in block.into_iter().flat_map(|block| &block.launches) {
-            self.time.launches[*launch] += count;
-        }
-        if let Some(instruction) = instruction {
-            let (start, end) = (self.began, self.now);
-            self.mark("instruction", instruction.to_string(), start, end, None);
-            self.spans.push(Span { instruction: instruction.clone(), start, end });
-        }
-        (self.phase, self.at, self.began) = (self.phase + 1, 0, self.now);
-        for (first, calls) in self.first.iter_mut().zip(&self.calls) {
-            *first = calls.len() as i64;
-        }
-    }
-
-    /// Runs the steps of a block; returns whether it came to the end.
-    fn run(
-        &mut self,
-        block: &Block,
-        instruction: Option<&Instruction>,
-        shared: &mut Shared<'_>,
-        moved: &mut bool,
-    ) -> bool {
-        while let Some(step) = block.steps.get(self.at) {
-            let done = match step {
-                Step::Compute(seconds, part) => {
-                    self.now += seconds;
-                    self.time.computing[*part as usize] += seconds;
-                    true
-                }
-                Step::Start { group, number, seconds, operation, bytes } => {
-                    self.start(*group, *number, *seconds, (*operation, *bytes), shared);
-                    true
-                }
-                Step::Wait { group, number } => self.wait_for_call(*group, *number, shared),
-                Step::Receive => self.receive(instruction, shared),
-                Step::Sent(direction) => self.sent(*direction, shared),
-                Step::Open(category, name) => {
-                    if self.marks.is_some() {
-                        self.open.push((category, name.clone(), self.now));
-                    }
-                    true
-                }
-                Step::Close => {
-                    if let Some((category, name, start)) = self.open.pop() {
-                        self.mark(category, name, start, self.now, None);
-                    }
-                    true
-                }
-            };
-            if !done {
-                return false;
-            }
-            self.at += 1;
-            *moved = true;
-        }
-        true
-    }
-
-    /// Posts the receives and starts the sends of an instruction, each send after the last of its direction.
-    fn exchange(
-        &mut self,
-        instruction: &Instruction,
-        shared: &mut Shared<'_>,
-        moved: &mut bool,
-    ) -> bool {
-        if self.at == 0 {
-            for message in instruction.receives() {
-                let transfer = shared.messages.entry((self.stage, *message)).or_default();
-                transfer.posted = Some(self.now);
-            }
-            (self.at, *moved) = (1, true);
-        }
-        while let Some(message) = instruction.sends().get(self.at - 1) {
-            let direction = message.direction;
-            if !self.sent(direction, shared) {
-                return false;
-            }
-            let cost = self.program.messages[direction as usize];
-            self.now += cost.copy;
-            self.time.computing[Part::Memory as usize] += cost.copy;
-            let busy = self.free[usize::from(cost.leaves_node)] > self.now;
-            // Assumed: the two share the link equally, for as long as the message takes.
-            let seconds = if busy { 2.0 * cost.seconds } else { cost.seconds };
-            self.time.communicating[Traffic::Pipeline as usize] += seconds;
-            if let Some(received) = shared.schedule.at_receiver(self.stage, message) {
-                let key = (message.peer, received);
-                let transfer = shared.messages.entry(key).or_default();
-                (transfer.sent, transfer.seconds) = (Some(self.now), seconds);
-                self.sending[direction as usize] = Some(key);
-                let place = match direction {
-                    Direction::Forward => "pp-forward",
-                    Direction::Backward => "pp-backward",
-                };
-                let (start, end) = (self.now, self.now + seconds);
-                self.mark("collective", "send".to_string(), start, end, Some((place, cost.bytes)));
-                if !shared.software.overlap_messages {
-                    self.wait(end, seconds, Traffic::Pipeline);
-                }
-            }
-            (self.at, *moved) = (self.at + 1, true);
-        }
-        true
-    }
-
-    fn start(
-        &mut self,
-        group: usize,
-        number: i64,
-        seconds: f64,
-        (operation, bytes): (&'static str, u64),
-        shared: &mut Shared<'_>,
-    ) {
-        let facts = &self.program.groups[group];
-        self.time.communicating[facts.traffic as usize] += seconds;
-        let deferred = facts.traffic == Traffic::Data
-            && !shared.software.overlap_grad_reduce
-            && matches!(operation, "all_reduce" | "reduce_scatter");
-        let call = if facts.stages > 1 {
-            let key = (facts.name.clone(), self.first[group] + number);
-            shared.meetings.entry(key).or_default().push(self.now);
-            Call::Meeting(seconds)
-        } else if deferred {
-            Call::Later(seconds)
-        } else {
-            Call::Until(self.occupy(group, seconds))
-        };
-        if let Call::Until(end) = call {
-            let name = facts.name.as_str();
-            self.mark("collective", operation.to_string(), end - seconds, end, Some((name, bytes)));
-        }
-        self.calls[group].push(call);
-    }
-
-    /// Occupies the link of a group from now on, behind its other calls; returns the end.
-    fn occupy(&mut self, group: usize, seconds: f64) -> f64 {
-        let link = &mut self.free[usize::from(self.program.groups[group].leaves_node)];
-        *link = link.max(self.now) + seconds;
-        *link
-    }
-
-    fn wait_for_call(&mut self, group: usize, number: i64, shared: &mut Shared<'_>) -> bool {
-        let facts = &self.program.groups[group];
-        let number = self.first[group] + number;
-        let Some(call) = usize::try_from(number).ok().and_then(|at| self.calls[group].get(at))
-        else {
-            return true; // a call of an earlier step
-        };
-        match *call {
-            Call::Until(end) => self.wait(end, f64::INFINITY, facts.traffic),
-            Call::Later(seconds) => {
-                let end = self.occupy(group, seconds);
-                self.calls[group][number as usize] = Call::Until(end);
-                self.wait(end, f64::INFINITY, facts.traffic);
-            }
-            Call::Meeting(seconds) => {
-                let came = shared.meetings.get(&(facts.name.clone(), number));
-                let Some(came) = came.filter(|came| came.len() == facts.stages) else {
-                    return false;
-                };
-                let end = came.iter().fold(0.0, |last: f64, time| last.max(*time)) + seconds;
-                self.wait(end, seconds, facts.traffic);
-            }
-        }
-        true
-    }
-
-    fn receive(&mut self, instruction: Option<&Instruction>, shared: &mut Shared<'_>) -> bool {
-        let needed = instruction.and_then(|needs| shared.schedule.consumed(self.stage, needs));
-        let Some(message) = needed else { return true };
-        self.wait_for_message((self.stage, message), shared)
-    }
-
-    /// Waits for the last message of a direction.
-    fn sent(&mut self, direction: Direction, shared: &mut Shared<'_>) -> bool {
-        let Some(key) = self.sending[direction as usize] else { return true };
-        self.wait_for_message(key, shared)
-    }
-
-    fn wait_for_message(&mut self, key: (usize, Message), shared: &mut Shared<'_>) -> bool {
-        let transfer = shared.messages.get(&key).copied().unwrap_or_default();
-        let Some(end) = transfer.end() else { return false };
-        self.wait(end, transfer.seconds, Traffic::Pipeline);
-        true
-    }
-
-    /// Waits until `end`: at most `communicating` of the wait is communication, the rest is bubble.
-    fn wait(&mut self, end: f64, communicating: f64, traffic: Traffic) {
-        let wait = end - self.now;
-        if wait <= 0.0 {
-            return;
-        }
-        let exposed = wait.min(communicating);
-        self.time.exposed[traffic as usize] += exposed;
-        self.time.bubble += wait - exposed;
-        self.mark("wait", "wait".to_string(), self.now, end, None);
-        self.now = end;
-    }
-
-    fn mark(
-        &mut self,
-        category: &'static str,
-        name: String,
-        start: f64,
-        end: f64,
-        group: Option<(&str, u64)>,
-    ) {
-        let stage = self.stage;
-        if let Some(marks) = &mut self.marks {
-            let group = group.map(|(name, bytes)| (name.to_string(), bytes));
-            marks.push(Mark { stage, category, name, start, end, group });
-        }
-    }
+    Replay { seconds: times.at(seconds), stages, timeline, marks }
 }

@@ -1,5 +1,6 @@
 //! The layouts among which the search chooses.
 
+use ferrotron_parallel::pipeline::ScheduleKind;
 use ferrotron_tensor::{Error, Result};
 
 /// The most samples of a micro-batch, and the most chunks of a rank, that are tried.
@@ -30,7 +31,50 @@ impl Recomputation {
     }
 }
 
-/// A layout that the search may choose. Positions are cut with tensor parallelism, where the model allows it.
+/// What waits in host memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Offload {
+    /// Nothing.
+    None,
+    /// The optimizer's states.
+    States,
+    /// What all blocks keep for backward.
+    Activations,
+    /// Both.
+    All,
+}
+
+impl Offload {
+    /// Every kind.
+    pub const ALL: [Offload; 4] =
+        [Offload::None, Offload::States, Offload::Activations, Offload::All];
+
+    /// What a report calls it.
+    pub fn name(self) -> &'static str {
+        ["none", "states", "activations", "all"][self as usize]
+    }
+
+    /// Whether the optimizer's states wait there.
+    pub fn has_states(self) -> bool {
+        matches!(self, Offload::States | Offload::All)
+    }
+
+    /// Whether activations wait there.
+    pub fn has_activations(self) -> bool {
+        matches!(self, Offload::Activations | Offload::All)
+    }
+
+    /// Those that keep one thing more on the GPU.
+    pub(crate) fn less(self) -> &'static [Offload] {
+        match self {
+            Offload::None => &[],
+            Offload::States | Offload::Activations => &[Offload::None],
+            Offload::All => &[Offload::States, Offload::Activations],
+        }
+    }
+}
+
+/// A layout that the search may choose.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Layout {
     /// Number of GPUs.
@@ -41,7 +85,9 @@ pub struct Layout {
     pub context: usize,
     /// Pipeline-parallel size.
     pub pipeline: usize,
-    /// Chunks of each stage: interleaved with more than one, else 1F1B.
+    /// The order of the pipeline's work.
+    pub schedule: ScheduleKind,
+    /// Chunks of each stage: interleaved with more than one.
     pub chunks: usize,
     /// Samples of a micro-batch.
     pub micro_batch: usize,
@@ -51,6 +97,10 @@ pub struct Layout {
     pub recompute: Recomputation,
     /// ZeRO stage, 0 to 3.
     pub zero_stage: u8,
+    /// Whether tensor-parallel ranks cut activations between their layers along the sequence.
+    pub sequence_parallel: bool,
+    /// What waits in host memory.
+    pub offload: Offload,
 }
 
 impl Layout {
@@ -78,6 +128,8 @@ pub struct Space {
     pub layers: usize,
     /// Samples of a step.
     pub global_batch: usize,
+    /// What may wait in host memory.
+    pub offloads: Vec<Offload>,
 }
 
 impl Space {
@@ -94,7 +146,8 @@ impl Space {
         (0..).map(|power| 1 << power).take_while(|size| *size <= most).collect()
     }
 
-    /// All layouts whose sizes divide, in a fixed order. Stages have equally many blocks.
+    /// All layouts whose sizes divide, in a fixed order. Stages have equally many blocks. The naive schedule and GPipe are
+    /// left out: both have at least the bubble of 1F1B, and GPipe keeps more activations (arXiv:2104.04473, section 2.2).
     ///
     /// Errors if there is none.
     pub fn layouts(&self) -> Result<Vec<Layout>> {
@@ -137,19 +190,36 @@ impl Space {
             (_, 1) => 3,
             _ => 1,
         };
+        let schedules: &[ScheduleKind] = match (chunks, pipeline) {
+            (1, 1) => &[ScheduleKind::OneFOneB],
+            (1, _) => &[ScheduleKind::OneFOneB, ScheduleKind::ZbH1],
+            _ => &[ScheduleKind::Interleaved],
+        };
+        let sequences: &[bool] = if tensor > 1 { &[true, false] } else { &[false] };
         for micro_batch in sizes.filter(|size| samples.is_multiple_of(*size)) {
-            for recompute in Recomputation::ALL {
-                found.extend((0..=most_zero).map(|zero_stage| Layout {
-                    gpus: self.gpus,
-                    tensor,
-                    context,
-                    pipeline,
-                    chunks,
-                    micro_batch,
-                    global_batch: self.global_batch,
-                    recompute,
-                    zero_stage,
-                }));
+            for zero_stage in 0..=most_zero {
+                for &schedule in schedules {
+                    for &sequence_parallel in sequences {
+                        let kinds = Recomputation::ALL.into_iter();
+                        let both = |recompute| {
+                            self.offloads.iter().map(move |offload| (recompute, *offload))
+                        };
+                        found.extend(kinds.flat_map(both).map(|(recompute, offload)| Layout {
+                            gpus: self.gpus,
+                            tensor,
+                            context,
+                            pipeline,
+                            schedule,
+                            chunks,
+                            micro_batch,
+                            global_batch: self.global_batch,
+                            recompute,
+                            zero_stage,
+                            sequence_parallel,
+                            offload,
+                        }));
+                    }
+                }
             }
         }
     }

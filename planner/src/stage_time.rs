@@ -1,6 +1,15 @@
 //! The time of a stage's step, by parts.
 
-use crate::steps::Traffic;
+use crate::steps::{Part, Traffic};
+
+/// Where time of a rank goes. Communication lies beside the others.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Slot {
+    Computing(Part),
+    Exposed(Traffic),
+    Communicating(Traffic),
+    Bubble,
+}
 
 /// The parts of a stage's step, in seconds.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -18,6 +27,17 @@ pub struct StageTime {
 }
 
 impl StageTime {
+    /// Adds time to its part.
+    pub(crate) fn add(&mut self, slot: Slot, seconds: f64) {
+        let part = match slot {
+            Slot::Computing(part) => &mut self.computing[part as usize],
+            Slot::Exposed(traffic) => &mut self.exposed[traffic as usize],
+            Slot::Communicating(traffic) => &mut self.communicating[traffic as usize],
+            Slot::Bubble => &mut self.bubble,
+        };
+        *part += seconds;
+    }
+
     /// The time of all parts.
     pub fn total(&self) -> f64 {
         self.computing.iter().chain(&self.exposed).sum::<f64>() + self.bubble

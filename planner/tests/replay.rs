@@ -34,7 +34,7 @@ fn replayed(config: &PipelineConfig, times: [f64; 4], marks: bool) -> Replay {
     let programs: Vec<Program> =
         (0..config.stages).map(|stage| Program::uniform(&schedule, stage, times)).collect();
     let programs: Vec<&Program> = programs.iter().collect();
-    simulate(&schedule, &programs, SOFTWARE, marks).unwrap()
+    simulate(&schedule, &programs, SOFTWARE, None, marks).unwrap()
 }
 
 #[test]
@@ -86,7 +86,7 @@ fn overlapped(software: Software) -> StageTime {
     let mut program = Program::uniform(&schedule, 0, [0.0; 4]);
     program.behind = Block { steps, launches: Vec::new() };
     program.groups = vec![group];
-    let replay = simulate(&schedule, &[&program], software, false).unwrap();
+    let replay = simulate(&schedule, &[&program], software, None, false).unwrap();
     assert_eq!(replay.seconds, replay.stages[0].total());
     replay.stages[0].clone()
 }
@@ -112,7 +112,8 @@ fn a_sender_waits_for_messages_that_are_not_overlapped() {
     let programs = [program(0), program(1)];
     let exposed = |overlap_messages| {
         let software = Software { overlap_messages, ..SOFTWARE };
-        let found = simulate(&schedule, &[&programs[0], &programs[1]], software, false).unwrap();
+        let found =
+            simulate(&schedule, &[&programs[0], &programs[1]], software, None, false).unwrap();
         assert!((found.stages[0].total() / found.seconds - 1.0).abs() < 1e-12);
         [0, 1].map(|stage: usize| found.stages[stage].exposed[Traffic::Pipeline as usize])
     };
@@ -127,6 +128,6 @@ fn a_missing_computation_is_an_error() {
     let config =
         PipelineConfig { kind: ScheduleKind::OneFOneB, stages: 1, microbatches: 2, chunks: 1 };
     let schedule = PipelineSchedule::new(&config).unwrap();
-    let error = simulate(&schedule, &[&Program::default()], SOFTWARE, false).unwrap_err();
+    let error = simulate(&schedule, &[&Program::default()], SOFTWARE, None, false).unwrap_err();
     assert!(error.to_string().contains("was not recorded"), "{error}");
 }

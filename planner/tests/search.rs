@@ -1,7 +1,7 @@
 //! The search for layouts: the result of simulating every one of them.
 
 use ferrotron_models::batch_size::{BatchSize, BatchSizeConfig};
-use ferrotron_models::gpt::{Gpt, GptConfig, Recompute};
+use ferrotron_models::gpt::{Gpt, GptConfig, Recompute, SavedActivations};
 use ferrotron_models::memory::{DocumentResets, MemoryEstimator, PlannedDevice};
 use ferrotron_models::support::{ParallelismCheck, check};
 use ferrotron_models::trainer::{ParallelConfig, TrainerConfig};
@@ -9,10 +9,9 @@ use ferrotron_nn::Sharding;
 use ferrotron_nn::schedule::LrSchedule;
 use ferrotron_parallel::data_parallel::DataParallelConfig;
 use ferrotron_parallel::mesh::ParallelDims;
-use ferrotron_parallel::pipeline::ScheduleKind;
 use ferrotron_parallel::tensor_parallel::SequenceParallel;
-use ferrotron_planner::{Cluster, Layout, Recomputation, Space, predict, search};
-use ferrotron_tensor::{DType, Result};
+use ferrotron_planner::{Cluster, Layout, Offload, Recomputation, Space, enough, predict, search};
+use ferrotron_tensor::{DType, MemoryKind, Result};
 
 const SEQ_LENGTH: usize = 128;
 
@@ -26,11 +25,19 @@ fn run(layout: &Layout, layers: usize) -> Result<MemoryEstimator<Gpt>> {
         rampup: None,
     })?;
     let parallel = ParallelConfig {
-        pipeline_schedule: match layout.chunks {
-            1 => ScheduleKind::OneFOneB,
-            _ => ScheduleKind::Interleaved,
-        },
+        pipeline_schedule: layout.schedule,
         chunks: layout.chunks,
+        optimizer_states: match layout.offload.has_states() {
+            true => MemoryKind::Host,
+            false => MemoryKind::Device,
+        },
+        saved_activations: SavedActivations {
+            offloaded_layers: match layout.offload.has_activations() {
+                true => layers / (layout.pipeline * layout.chunks),
+                false => 0,
+            },
+            ..SavedActivations::default()
+        },
         data_parallel: DataParallelConfig { sharding, ..DataParallelConfig::default() },
         recompute: match layout.recompute {
             Recomputation::None => Recompute::None,
@@ -42,9 +49,9 @@ fn run(layout: &Layout, layers: usize) -> Result<MemoryEstimator<Gpt>> {
     let trainer = TrainerConfig::new(1, LrSchedule::constant(1e-4)?, batch_size);
     let run = MemoryEstimator::<Gpt> {
         layout: ParallelDims::new(layout.gpus, layout.tensor, layout.context, layout.pipeline)?,
-        sequence_parallel: match layout.tensor {
-            1 => SequenceParallel::Off,
-            _ => SequenceParallel::On,
+        sequence_parallel: match layout.sequence_parallel {
+            false => SequenceParallel::Off,
+            true => SequenceParallel::On,
         },
         trainer: TrainerConfig { parallel, ..trainer },
         dtype: DType::BF16,
@@ -64,12 +71,27 @@ fn run(layout: &Layout, layers: usize) -> Result<MemoryEstimator<Gpt>> {
     Ok(run)
 }
 
-/// Spaces of at most 2000 layouts: nodes of two sizes, one and several contexts, models of few and more blocks.
+/// Spaces of at most 2000 layouts: nodes of two sizes, one and several contexts, models of few and more blocks, with and
+/// without host memory.
 fn spaces() -> [Space; 3] {
-    let space = Space { gpus: 8, gpus_per_node: 4, contexts: vec![1], layers: 4, global_batch: 8 };
+    let space = Space {
+        gpus: 8,
+        gpus_per_node: 4,
+        contexts: vec![1],
+        layers: 4,
+        global_batch: 8,
+        offloads: vec![Offload::None],
+    };
     let contexts = vec![1, 2, 4];
     [
-        Space { gpus: 4, contexts, layers: 2, global_batch: 4, ..space.clone() },
+        Space {
+            gpus: 4,
+            contexts,
+            layers: 2,
+            global_batch: 4,
+            offloads: Offload::ALL.to_vec(),
+            ..space.clone()
+        },
         Space { gpus: 12, gpus_per_node: 2, layers: 6, global_batch: 12, ..space.clone() },
         space,
     ]
@@ -102,6 +124,12 @@ fn compare_with_all(space: &Space) {
     }
     assert!(all.len() > 60 && all.len() <= 2000, "{space:?}: {}", all.len());
     assert!((0..4).all(|stage| all.iter().any(|found| found.1.zero_stage == stage)), "{space:?}");
+    let some = |of: &dyn Fn(&Layout) -> bool| all.iter().any(|found| of(&found.1));
+    assert!(some(&|layout| layout.schedule.splits_backward()), "{space:?}");
+    assert!(some(&|layout| layout.tensor > 1 && !layout.sequence_parallel), "{space:?}");
+    for offload in &space.offloads {
+        assert!(some(&|layout| layout.offload == *offload), "{space:?}: {offload:?}");
+    }
     all.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
     let mut bytes: Vec<u64> = all.iter().map(|found| found.2).collect();
     bytes.sort_unstable();
@@ -109,7 +137,28 @@ fn compare_with_all(space: &Space) {
     for limit in [bytes[all.len() - 1], bytes[all.len() / 2], bytes[all.len() / 8], bytes[2]] {
         let plan = search(space, &cluster, (limit, 5), run, |_, _| ()).unwrap();
         assert_eq!((plan.layouts, plan.failed), (all.len(), 0));
-        let want: Vec<_> = all.iter().filter(|found| found.2 <= limit).take(5).collect();
+        // What fits without host memory needs none.
+        let lesser = |layout: &Layout| match layout.offload {
+            Offload::None => vec![],
+            Offload::States | Offload::Activations => vec![Offload::None],
+            Offload::All => vec![Offload::States, Offload::Activations],
+        };
+        let bytes_of =
+            |layout: &Layout| all.iter().find(|found| found.1 == *layout).map(|found| found.2);
+        let needed = |layout: &Layout| {
+            let mut lesser = lesser(layout).into_iter();
+            lesser.all(|offload| {
+                bytes_of(&Layout { offload, ..*layout }).is_some_and(|bytes| bytes > limit)
+            })
+        };
+        let fits = |found: &&(f64, Layout, u64)| found.2 <= limit;
+        let without = |found: &&(f64, Layout, u64)| fits(found) && found.1.offload == Offload::None;
+        let enough = all.iter().filter(without).count() >= 5;
+        let wanted = |found: &&(f64, Layout, u64)| match enough {
+            true => without(found),
+            false => fits(found) && needed(&found.1),
+        };
+        let want: Vec<_> = all.iter().filter(wanted).take(5).collect();
         assert_eq!(plan.best.len(), want.len(), "{limit}");
         for (found, want) in plan.best.iter().zip(want) {
             let seconds = found.prediction.seconds();
@@ -123,6 +172,11 @@ fn compare_with_all(space: &Space) {
     assert!(space.layers <= 2 || simulated < 2 * all.len(), "{simulated} of {}", 4 * all.len());
     let plan = search(space, &cluster, (bytes[0] - 1, 5), run, |_, _| ()).unwrap();
     assert!(plan.best.is_empty());
+    let more = enough(space, &cluster, bytes[0] - 1, run).unwrap();
+    let (layout, few) = more.expect("more GPUs are enough");
+    assert!(layout.gpus > space.gpus && few < bytes[0], "{layout:?}");
+    let found = predict(&run(&layout).unwrap(), &cluster, false).unwrap();
+    assert_eq!(found.peak_bytes() as u64, few);
     let smallest = plan.smallest.unwrap().1;
     // Without bounds of a block only some layouts are looked at.
     assert!(smallest == bytes[0] || space.layers <= 2, "{smallest} {}", bytes[0]);

@@ -131,6 +131,9 @@ pub fn run(arguments: Vec<OsString>) -> Result<ExitCode> {
     let ended = match command {
         Command::Train(args) => return commands::train::train(&args, options, &definition),
         Command::Memory(args) => return commands::memory::memory(&args, options, &definition),
+        Command::Simulate(args) => {
+            return commands::simulate::simulate(&args, options, &definition);
+        }
         Command::Generate(args) => commands::generate::generate(&args),
         Command::Eval(args) => commands::eval::eval(&args, &definition),
         #[cfg(feature = "serve")]
@@ -138,7 +141,6 @@ pub fn run(arguments: Vec<OsString>) -> Result<ExitCode> {
         Command::Export(args) => commands::export::export(&args),
         Command::Tokenize(args) => commands::tokenize::tokenize(&args),
         Command::Checkpoint(args) => commands::checkpoint::checkpoint(&args),
-        Command::Simulate(args) => commands::simulate::simulate(&args, &options),
         Command::Plan(args) => commands::plan::plan(&args, &options),
         Command::Bench(args) => commands::bench::bench(&args),
         Command::Schedule(args) => commands::schedule::schedule(&args),

@@ -6,6 +6,7 @@
 
 pub(super) mod config_file;
 pub(super) mod imported;
+pub(super) mod merged;
 pub(super) mod other_optimizers;
 mod read;
 pub(super) mod remembered;

@@ -20,6 +20,9 @@ const ROUNDS: usize = 5;
 /// Seconds of a round of multiplications, at least.
 const SECONDS: f64 = 5e-3;
 const LANES: usize = 64;
+/// Share of a second-level cache that is used, and its bytes where Linux states none.
+const CACHE_SHARE: f64 = 0.5;
+const CACHE: usize = 512 << 10;
 
 /// The largest rates that all threads of a device reach together, per second.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -34,6 +37,8 @@ pub struct Ceilings {
     pub read: f64,
     /// Bytes read and written where each element is read, changed and written.
     pub update: f64,
+    /// The same where the bytes stay in the second-level caches.
+    pub cache: f64,
 }
 
 impl Ceilings {
@@ -83,7 +88,24 @@ impl Ceilings {
             scale(part(thread), black_box(1.0));
             2 * 4 * own
         });
-        Ok(Ceilings { f32, f64, bf16, read, update })
+        let cached = (CACHE_SHARE * Ceilings::cache_bytes() as f64 / 4.0) as usize;
+        let cache = best(device, ROUNDS, &|thread| {
+            let part = &mut part(thread)[..cached.min(own)];
+            let passes = (BYTES[0] / (4 * part.len())).max(1);
+            for _ in 0..passes {
+                scale(part, black_box(1.0));
+            }
+            2 * 4 * part.len() * passes
+        });
+        Ok(Ceilings { f32, f64, bf16, read, update, cache })
+    }
+
+    /// Bytes of the second-level cache of a core; half a MiB where Linux states none.
+    pub fn cache_bytes() -> usize {
+        let stated = std::fs::read_to_string("/sys/devices/system/cpu/cpu0/cache/index2/size").ok();
+        let kibibytes =
+            stated.and_then(|text| text.trim().strip_suffix('K')?.parse::<usize>().ok());
+        kibibytes.filter(|size| *size > 0).map_or(CACHE, |size| size << 10)
     }
 
     /// Floating-point operations per second on operands of `dtype`. f16 is computed in f32.
@@ -100,7 +122,7 @@ impl Ceilings {
     ///
     /// ```
     /// use ferrotron_tensor::{DType, ceilings::Ceilings};
-    /// let ceilings = Ceilings { f32: 2e9, f64: 1e9, bf16: 4e9, read: 1e9, update: 1.5e9 };
+    /// let ceilings = Ceilings { f32: 2e9, f64: 1e9, bf16: 4e9, read: 1e9, update: 1.5e9, cache: 9e9 };
     /// assert_eq!(ceilings.least_seconds(DType::BF16, 8e9, 1e9, 0.0), 2.0); // products decide
     /// assert_eq!(ceilings.least_seconds(DType::F32, 0.0, 3e9, 0.0), 3.0);
     /// assert_eq!(ceilings.least_seconds(DType::F32, 0.0, 3e9, 3e9), 4.0);
@@ -166,9 +188,9 @@ mod tests {
 
     #[test]
     fn every_ceiling_is_a_speed_and_other_devices_are_refused() {
-        let Ceilings { f32, f64, bf16, read, update } =
+        let Ceilings { f32, f64, bf16, read, update, cache } =
             Ceilings::measure(&Device::cpu(2).unwrap()).unwrap();
-        for speed in [f32, f64, bf16, read, update] {
+        for speed in [f32, f64, bf16, read, update, cache] {
             assert!(speed.is_finite() && speed > 1e6, "{speed}");
         }
         let error = Ceilings::measure(&Device::fake(1).unwrap()).unwrap_err().to_string();

@@ -36,8 +36,8 @@ fn the_best_layout_is_one_that_the_other_commands_take() {
     }
     // The rules are older than shards of gradients and weights.
     let rules = table.lines().find(|line| line.starts_with("rules: ")).unwrap();
-    assert!(rules.contains("tensor 4, context 1, pipeline 1, chunks 1"), "{rules}");
-    assert!(rules.ends_with("ZeRO 0") || rules.ends_with("ZeRO 1"), "{rules}");
+    assert!(rules.contains("tensor 4, context 1, pipeline 1, 1f1b, chunks 1"), "{rules}");
+    assert!(rules.contains("ZeRO 0") || rules.contains("ZeRO 1"), "{rules}");
 }
 
 #[test]
@@ -71,6 +71,11 @@ fn bad_requests_get_one_line() {
         assert_eq!(message.lines().count(), 1, "{message}");
         assert!(message.contains(part), "{part} is missing: {message}");
     }
+    let small = planned(&["--memory-limit", "42MB", "--cpu-offloading-num-layers", "0"]);
+    let output = ferrotron(folder.path(), &small);
+    let message = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!((output.status.code(), message.lines().count()), (Some(2), 1), "{message}");
+    assert!(message.contains(": 16 GPUs are enough, with 4"), "{message}");
     // A search that finds nothing leaves no file.
     let nothing = planned(&["--memory-limit", "1MB", "--output", "layout.toml"]);
     assert!(!ferrotron(folder.path(), &nothing).status.success());

@@ -94,6 +94,74 @@ fn a_step_is_predicted_with_its_parts() {
 }
 
 #[test]
+fn a_checkpoint_has_the_options_of_its_run() {
+    let folder = folder_with_text();
+    let run = |words: &[&str]| succeeded(ferrotron(folder.path(), words));
+    let own = [
+        "--hidden-size",
+        "32",
+        "--num-layers",
+        "2",
+        "--seq-length",
+        "16",
+        "--num-attention-heads",
+        "2",
+    ];
+    let train = [
+        "train",
+        "--data",
+        "text.txt",
+        "--tokenizer",
+        "byte",
+        "--train-iters",
+        "1",
+        "--eval-interval",
+        "0",
+    ];
+    run(&[&train[..], &own, &["--save", "run"]].concat());
+    let step = |more: &[&str]| -> Value {
+        let simulate = ["simulate", "--cluster", "h100", "--nproc", "1", "--bf16", "--json"];
+        serde_json::from_str(&run(&[&simulate, more].concat())).unwrap()
+    };
+    let loaded = step(&["--load", "run"]);
+    let stated = step(&[&own[..], &["--data", "text.txt", "--tokenizer", "byte"]].concat());
+    assert_eq!(loaded, stated);
+    // What is given counts for more.
+    let larger = step(&["--load", "run", "--global-batch-size", "48"]);
+    assert!(larger["tokens"].as_u64().unwrap() > loaded["tokens"].as_u64().unwrap(), "{larger}");
+    let absent = ferrotron(folder.path(), &["simulate", "--cluster", "h100", "--load", "absent"]);
+    let message = String::from_utf8_lossy(&absent.stderr).into_owned();
+    assert!(message.contains("there is no 'absent'") && message.lines().count() == 1, "{message}");
+}
+
+#[test]
+fn host_memory_takes_time_and_its_link_is_needed() {
+    let folder = folder_with_text();
+    let step = |more: &[&str]| -> Value {
+        let words =
+            [&simulated(&["--json", "--recompute-granularity", "selective"])[..], more].concat();
+        serde_json::from_str(&succeeded(ferrotron(folder.path(), &words))).unwrap()
+    };
+    let seconds = |report: &Value| report["s_per_step"].as_f64().unwrap();
+    let [whole, states, blocks] =
+        [&[][..], &["--offload-optimizer-states"], &["--cpu-offloading-num-layers", "2"]].map(step);
+    for offloaded in [&states, &blocks] {
+        assert!(seconds(offloaded) > seconds(&whole), "{offloaded} {whole}");
+        assert!(
+            offloaded["peak_bytes"].as_u64() < whole["peak_bytes"].as_u64(),
+            "{offloaded} {whole}"
+        );
+    }
+    let known = include_str!("../../planner/clusters/h100.toml");
+    let lines = known.lines().filter(|line| !line.starts_with("host_gb_per_s"));
+    std::fs::write(folder.path().join("own.toml"), lines.collect::<Vec<_>>().join("\n")).unwrap();
+    let words = simulated(&["--cluster", "own.toml", "--offload-optimizer-states"]);
+    let refused = ferrotron(folder.path(), &words);
+    let message = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(message.contains("gpu.host_gb_per_s is missing"), "{message}");
+}
+
+#[test]
 fn bad_requests_get_one_line() {
     let folder = folder_with_text();
     std::fs::write(folder.path().join("half.toml"), "description = \"half\"\n").unwrap();
@@ -103,7 +171,6 @@ fn bad_requests_get_one_line() {
         (["--cluster", "v100-32-jz"], "gpu.peak_tflops.bf16 is missing"),
         (["--nproc", "9"], "--nproc: 9 ranks"),
         (["--train-tokens", "0"], "--train-tokens"),
-        (["--load", "run"], "--load"),
         (["--tensor-model-parallel-size", "3"], "tensor-model-parallel-size 3"),
     ] {
         let output = ferrotron(folder.path(), &simulated(&more));

@@ -7,7 +7,7 @@ use ferrotron_models::gpt::Recompute;
 use ferrotron_nn::Sharding;
 use ferrotron_parallel::tensor_parallel::SequenceParallel;
 use ferrotron_planner::cluster::{Cluster, Software};
-use ferrotron_planner::{Layout, Prediction, Recomputation, RecordedRun, Space, search};
+use ferrotron_planner::{Layout, Offload, Prediction, Recomputation, RecordedRun, Space, search};
 use ferrotron_tensor::Result;
 
 use crate::run::{Run, cluster, fitted, print_errors, scaled, scales};
@@ -148,6 +148,7 @@ pub fn plans(scale: f64) -> Result<()> {
             contexts: vec![1],
             layers: row.run.model[0],
             global_batch: row.run.batch[1],
+            offloads: vec![Offload::None],
         };
         let run = |layout: &Layout| in_layout(&row.run, layout).estimator();
         let limit = cluster.gpu.memory;
@@ -158,11 +159,14 @@ pub fn plans(scale: f64) -> Result<()> {
         };
         let (found, layout) = (best.prediction.seconds(), &best.layout);
         println!(
-            "{:10} published {published:.3}, plan {found:.3}, {}: tensor {} pipeline {} chunks {} micro-batch {} {} ZeRO {}",
+            "{:10} published {published:.3}, plan {found:.3}, {}: tensor {} sequence {} pipeline {} {} chunks {} micro-batch {} {} \
+             ZeRO {}",
             row.name,
             if found <= published { "no slower" } else { "MISSED" },
             layout.tensor,
+            layout.sequence_parallel,
             layout.pipeline,
+            layout.schedule,
             layout.chunks,
             layout.micro_batch,
             layout.recompute.name(),
@@ -183,9 +187,10 @@ fn in_layout(run: &Run, layout: &Layout) -> Run {
             Recomputation::Selective => Recompute::SELECTIVE,
             Recomputation::Full => Recompute::FULL,
         },
-        sequence_parallel: match layout.tensor {
-            1 => SequenceParallel::Off,
-            _ => SequenceParallel::On,
+        zero_bubble: layout.schedule.splits_backward(),
+        sequence_parallel: match layout.sequence_parallel {
+            false => SequenceParallel::Off,
+            true => SequenceParallel::On,
         },
         sharding: Sharding::ALL[usize::from(layout.zero_stage)],
         ..*run

@@ -25,6 +25,8 @@ pub struct Run {
     pub model: [usize; 3],
     /// Tensor- and pipeline-parallel size, and chunks of a stage.
     pub layout: [usize; 3],
+    /// Whether weights' gradients are put off: ZB-H1.
+    pub zero_bubble: bool,
     /// Samples of a micro-batch and of a step.
     pub batch: [usize; 2],
     pub gpus: usize,
@@ -40,6 +42,7 @@ impl Run {
     pub const MEGATRON: Run = Run {
         model: [1, 128, 1],
         layout: [1, 1, 1],
+        zero_bubble: false,
         batch: [1, 1],
         gpus: 1,
         seq_length: 2048,
@@ -88,8 +91,9 @@ impl Run {
         let block = model.num_parameters() as usize / layers;
         let bucket = if self.sharding == Sharding::Weights { block } else { 40_000_000 };
         let parallel = ParallelConfig {
-            pipeline_schedule: match chunks {
-                1 => ScheduleKind::OneFOneB,
+            pipeline_schedule: match (chunks, self.zero_bubble) {
+                (_, true) => ScheduleKind::ZbH1,
+                (1, false) => ScheduleKind::OneFOneB,
                 _ => ScheduleKind::Interleaved,
             },
             chunks,

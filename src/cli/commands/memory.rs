@@ -15,7 +15,8 @@ use crate::cli::args::model::Architecture;
 use crate::cli::args::train::TrainArgs;
 use crate::cli::definition::Definition;
 use crate::cli::options::imported::Imported;
-use crate::cli::options::{Options, other_optimizers, remembered};
+use crate::cli::options::merged::MergedOptions;
+use crate::cli::options::{Options, other_optimizers};
 use crate::cli::plan::plan;
 use crate::cli::run_tokenizer::{known_vocab_size, open_tokenizer};
 use crate::cli::{bytes, memory_limits, output};
@@ -34,30 +35,17 @@ pub struct MemoryArgs {
 
 /// Prints what each rank of every pipeline stage would take, with the options `given` over those of `--load`.
 pub fn memory(args: &MemoryArgs, given: Options, definition: &Definition) -> Result<ExitCode> {
-    let imported = Imported::find(&given)?;
-    let load = args.train.run.load.as_deref().filter(|_| imported.is_none());
-    let resumed = load.map(Checkpoint::peek).transpose()?;
-    let ignored =
-        resumed.as_ref().map(|checkpoint| remembered::ignored_line(checkpoint, definition));
-    if let Some(line) = ignored.transpose()?.flatten() {
-        output::note(&line);
-    }
-    let options = match (&resumed, &imported) {
-        (Some(checkpoint), _) => remembered::resumed(given, checkpoint, None, definition)?,
-        (None, Some(folder)) => folder.merged(given, definition)?,
-        (None, None) => given,
-    };
-    let matches = definition.parse("memory", &options)?;
-    let matches = matches.subcommand_matches("memory").expect("it was parsed");
-    let args = MemoryArgs::from_arg_matches(matches).unwrap_or_else(|error| error.exit());
+    let merged = MergedOptions::new(&args.train, given, definition)?;
+    let matches = merged.matches("memory", definition)?;
+    let args = MemoryArgs::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
     let report = match args.train.model.architecture {
         Architecture::Gpt2 | Architecture::Llama | Architecture::Gemma2 => report::<Gpt>,
         Architecture::Bert => report::<Bert>,
     };
-    let checked = other_optimizers::check(&options);
+    let checked = other_optimizers::check(&merged.options);
     checked
-        .and_then(|()| report(&args, resumed.as_ref(), imported.as_ref()))
-        .map_err(|error| options.name_sources(error))
+        .and_then(|()| report(&args, merged.resumed.as_ref(), merged.imported.as_ref()))
+        .map_err(|error| merged.options.name_sources(error))
 }
 
 fn report<M: TrainedModel>(

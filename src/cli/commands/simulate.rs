@@ -1,6 +1,6 @@
 //! `ferrotron simulate`.
 
-use clap::Args;
+use clap::{Args, FromArgMatches};
 use ferrotron::models::bert::Bert;
 use ferrotron::models::gpt::Gpt;
 use ferrotron::models::memory::{MemoryEstimator, PlannedDevice};
@@ -17,6 +17,8 @@ use crate::cli::args::model::Architecture;
 use crate::cli::args::train::TrainArgs;
 use crate::cli::bytes::display;
 use crate::cli::commands::memory::vocab_size;
+use crate::cli::definition::Definition;
+use crate::cli::options::merged::MergedOptions;
 use crate::cli::options::{Options, other_optimizers};
 use crate::cli::output;
 use crate::cli::plan::plan;
@@ -52,27 +54,27 @@ pub struct SimulateArgs {
     pub train: TrainArgs,
 }
 
-/// Prints how long a step of the run takes on a cluster, and of what.
-pub fn simulate(args: &SimulateArgs, options: &Options) -> Result<ExitCode> {
-    if args.train.run.load.is_some() {
-        return Err(Error::config(
-            "--load",
-            "simulate predicts a new run: state its options instead",
-        ));
-    }
-    other_optimizers::check(options)?;
-    match args.train.model.architecture {
-        Architecture::Gpt2 | Architecture::Llama | Architecture::Gemma2 => report::<Gpt>(args),
-        Architecture::Bert => report::<Bert>(args),
-    }
+/// Prints how long a step of the run takes on a cluster, and of what, with the options `given` over those of `--load`.
+pub fn simulate(args: &SimulateArgs, given: Options, definition: &Definition) -> Result<ExitCode> {
+    let merged = MergedOptions::new(&args.train, given, definition)?;
+    let matches = merged.matches("simulate", definition)?;
+    let args = SimulateArgs::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
+    let report = match args.train.model.architecture {
+        Architecture::Gpt2 | Architecture::Llama | Architecture::Gemma2 => report::<Gpt>,
+        Architecture::Bert => report::<Bert>,
+    };
+    let checked = other_optimizers::check(&merged.options);
+    checked
+        .and_then(|()| report(&args, &merged))
+        .map_err(|error| merged.options.name_sources(error))
 }
 
-fn report<M: TrainedModel>(args: &SimulateArgs) -> Result<ExitCode> {
+fn report<M: TrainedModel>(args: &SimulateArgs, merged: &MergedOptions) -> Result<ExitCode> {
     if let Some(tokens) = args.train_tokens.filter(|tokens| !(*tokens > 0.0 && tokens.is_finite()))
     {
         return Err(Error::config("--train-tokens", format!("must be positive, got {tokens}")));
     }
-    let (run, cluster) = planned::<M>(args)?;
+    let (run, cluster) = planned::<M>(args, merged)?;
     let trace_file = args.train.run.trace.as_deref();
     let found = predict(&run, &cluster, trace_file.is_some())?;
     if let Some(path) = trace_file {
@@ -100,11 +102,18 @@ fn report<M: TrainedModel>(args: &SimulateArgs) -> Result<ExitCode> {
 }
 
 /// The run that the options describe, on the cluster that they name.
-fn planned<M: TrainedModel>(args: &SimulateArgs) -> Result<(MemoryEstimator<M>, Cluster)> {
+fn planned<M: TrainedModel>(
+    args: &SimulateArgs,
+    merged: &MergedOptions,
+) -> Result<(MemoryEstimator<M>, Cluster)> {
+    let MergedOptions { resumed, imported, .. } = merged;
     let cluster = named_cluster(&args.cluster, &args.train)?;
     let local = cluster.gpus_per_node;
-    let vocab_size = vocab_size::<M>(&args.train, None, None)?;
+    let vocab_size = vocab_size::<M>(&args.train, resumed.as_ref(), imported.as_ref())?;
     let run = plan::<M>(&args.train, local * args.nodes as usize, local, vocab_size)?;
+    if let Some(imported) = imported {
+        imported.check_config::<M>(&run.model)?;
+    }
     Ok((run, cluster))
 }
 

@@ -3,7 +3,7 @@
 use ferrotron_cuda::arguments::Layout;
 
 use super::kernel;
-use super::launched::{Products, launched};
+use super::launched::{Products, host_copy_launched, launched};
 use crate::core::tensor::check_device;
 use crate::{DType, Error, Result, Tensor};
 
@@ -76,7 +76,10 @@ fn copy_bytes(x: &Tensor, out: &mut Tensor) -> Result<()> {
     }
     let Some(gpu) = x.device().gpu() else { return Ok(()) };
     let len = x.numel() * x.dtype().size();
-    launched("copy", x.dtype(), 2 * len, Products::default());
+    match x.is_offloaded() == out.is_offloaded() {
+        true => launched("copy", x.dtype(), 2 * len, Products::default()),
+        false => host_copy_launched(len),
+    }
     // SAFETY: a contiguous view's bytes are within its buffer. `out` has no other holder, so its buffer is not that
     // of `x`. Both are used in the order of this stream.
     unsafe { gpu.compute().copy(out.address(), x.address(), len) }.map_err(Error::from_gpu)

@@ -29,6 +29,11 @@ pub(super) fn launched(kernel: &'static str, dtype: DType, bytes: usize, product
     trace!(name: "launch", kernel, dtype = %dtype, bytes, count, batch, rows, columns, inner, causal);
 }
 
+/// Announces a copy of `bytes` between GPU memory and host memory.
+pub(crate) fn host_copy_launched(bytes: usize) {
+    launched("host_copy", DType::U8, bytes, Products::default());
+}
+
 /// Announces a matrix product with operands and a result of these dtypes.
 pub(super) fn product_launched(call: &Matmul, operands: DType, result: DType) {
     let Matmul { batch, sizes: [rows, columns, inner], left, right, beta, .. } = *call;

@@ -30,6 +30,7 @@ pub(crate) mod step;
 pub(crate) mod zero_bitmap;
 
 pub(crate) use kernel::{kernel, layout};
+pub(crate) use launched::host_copy_launched;
 
 use crate::Error;
 

@@ -6,6 +6,7 @@
 use ferrotron_cuda::stream::Event;
 use std::sync::Arc;
 
+use crate::cuda::host_copy_launched;
 use crate::{Device, Error, MemoryKind, Result, Tensor};
 
 /// A value in use by another stream until an event. It must not be written, and its results not read, before the
@@ -102,6 +103,7 @@ pub(crate) unsafe fn enqueue_copies(
     let given = gpu.compute().record().map_err(Error::from_gpu)?;
     gpu.copies().wait(&given).map_err(Error::from_gpu)?;
     let copied = copies.iter().try_for_each(|&Transfer { to, from, len }| {
+        host_copy_launched(len);
         // SAFETY: the caller guarantees the memory, and the stream has waited for its earlier uses.
         unsafe { gpu.copies().copy(to, from, len) }.map_err(Error::from_gpu)
     });

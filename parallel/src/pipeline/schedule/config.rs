@@ -4,7 +4,7 @@ use ferrotron_tensor::{Error, Result};
 use std::{fmt, str::FromStr};
 
 /// The published schedules. [`PipelineSchedule::new`](crate::pipeline::PipelineSchedule::new) describes their orders.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ScheduleKind {
     /// One micro-batch at a time, through all stages and back.
     Naive,
