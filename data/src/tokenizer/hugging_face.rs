@@ -12,8 +12,8 @@ use std::sync::Arc;
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 use tokenizers::pre_tokenizers::metaspace::PrependScheme;
 use tokenizers::{
-    Encoding, Model, ModelWrapper, NormalizerWrapper, OffsetReferential, OffsetType,
-    PreTokenizedString, PreTokenizer, PreTokenizerWrapper,
+    Encoding, Model, ModelWrapper, OffsetReferential, OffsetType, PreTokenizedString, PreTokenizer,
+    PreTokenizerWrapper,
 };
 
 /// A loaded `tokenizer.json`; clones share it.
