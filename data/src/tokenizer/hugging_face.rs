@@ -7,13 +7,16 @@ use self::chunks::Chunks;
 use super::sizes::Sizes;
 use super::words::{Piece, WordCaches, WordEncoder, WordPattern, WordRule, WordWriter};
 use ferrotron_tensor::{Error, Result};
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
 use std::ops::Range;
 use std::sync::Arc;
+use tokenizers::models::bpe::BPE;
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 use tokenizers::pre_tokenizers::metaspace::PrependScheme;
 use tokenizers::{
-    Encoding, Model, ModelWrapper, OffsetReferential, OffsetType, PreTokenizedString, PreTokenizer,
-    PreTokenizerWrapper,
+    AddedToken, Encoding, Model, ModelWrapper, OffsetReferential, OffsetType, PreTokenizedString,
+    PreTokenizer, PreTokenizerWrapper,
 };
 
 /// A loaded `tokenizer.json`; clones share it.
@@ -286,9 +289,36 @@ fn within_words(
     }
 }
 
-/// Loads a file. Through `parse` its parts are compiled once, in the crate of tokenizers.
+/// A file whose model is known to be of byte pairs, in parts. A model whose type is not asked for is read into a tree
+/// first, which takes twice the memory.
+#[derive(Deserialize)]
+struct OfBytePairs {
+    model: BPE,
+    #[serde(default)]
+    added_tokens: Vec<AddedToken>,
+    #[serde(flatten)]
+    others: Map<String, Value>,
+}
+
+impl OfBytePairs {
+    fn tokenizer(mut self) -> tokenizers::Result<tokenizers::Tokenizer> {
+        let empty = json!({ "type": "BPE", "vocab": {}, "merges": [] });
+        self.others.insert("model".to_string(), empty);
+        let mut tokenizer: tokenizers::Tokenizer =
+            Value::Object(self.others).to_string().parse()?;
+        tokenizer.with_model(self.model);
+        tokenizer.add_tokens(self.added_tokens)?; // their ids follow from the model
+        Ok(tokenizer)
+    }
+}
+
+/// Loads a file. What `parse` reads is compiled once, in the crate of tokenizers.
 fn load(json: &str) -> Result<tokenizers::Tokenizer> {
-    json.parse().map_err(failed("load"))
+    let tokenizer = match serde_json::from_str::<OfBytePairs>(json) {
+        Ok(parts) => parts.tokenizer(),
+        Err(_) => json.parse(),
+    };
+    tokenizer.map_err(failed("load"))
 }
 
 /// Converts an error of the `tokenizers` crate.
