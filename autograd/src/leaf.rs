@@ -176,8 +176,8 @@ impl Leaf {
 
     /// Replaces the value.
     ///
-    /// Errors if dims or dtype differ, if a tensor still reads the range of the flat buffer, or if the value is sharded
-    /// ([`Leaf::set_unshard_hook`]).
+    /// Errors if dims or dtype differ, if a tensor still reads the range of the flat buffer, or if the value is fetched
+    /// before each use, as a sharded one is ([`Leaf::set_unshard_hook`]).
     pub fn set_value(&self, new: &Tensor) -> Result<()> {
         if new.dims() != self.dims() || new.dtype() != self.dtype() {
             return Err(Error::shape(

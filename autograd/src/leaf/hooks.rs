@@ -105,6 +105,11 @@ impl ReductionSlot {
         Some(reduction)
     }
 
+    /// Returns whether there is a reduction.
+    pub(super) fn is_set(&self) -> bool {
+        lock(&self.0).strong_count() > 0
+    }
+
     /// Calls the reduction if this is the number of contributions that it expects.
     pub(super) fn arrived(&self, contributions: usize) -> Result<()> {
         let reduction = lock(&self.0).upgrade();

@@ -5,7 +5,7 @@ use ferrotron_tensor::{Error, Result};
 use std::sync::Arc;
 
 use super::gradient::Gradient;
-use super::hooks::{Fetch, GradientReduction};
+use super::hooks::{Fetch, FetchSlot, GradientReduction};
 use super::value::SharedFlatBuffer;
 use crate::{Leaf, lock};
 
@@ -29,22 +29,44 @@ impl Leaf {
     pub fn unbind(&self) -> Result<()> {
         self.0.fetch_value.call(self.name())?;
         lock(&self.0.value).unbind()?;
-        *lock(&self.0.gradient) = Gradient::own();
         self.0.fetch_value.set(None);
-        self.0.fetch_gradient.set(None);
+        self.unbind_gradient();
         Ok(())
+    }
+
+    /// Drops the gradient. The next one has a tensor of its own.
+    pub fn unbind_gradient(&self) {
+        *lock(&self.0.gradient) = Gradient::own();
+        self.0.fetch_gradient.set(None);
     }
 
     /// Registers `fetch`, which fills the flat buffer of the value before each use, until the value moves elsewhere: a
     /// sharded parameter has no memory between uses.
-    pub fn set_unshard_hook(&self, fetch: Fetch) {
-        self.0.fetch_value.set(Some(fetch));
+    ///
+    /// Replaces the one before. Errors if that belongs to an owner ([`Leaf::set_reduction`]) that still exists.
+    pub fn set_unshard_hook(&self, fetch: Fetch) -> Result<()> {
+        self.set_fetch(&self.0.fetch_value, "value", fetch)
     }
 
     /// Registers `fetch`, which provides the flat buffer of the gradient before each contribution, until the gradient
     /// moves elsewhere.
-    pub fn set_gradient_alloc_hook(&self, fetch: Fetch) {
-        self.0.fetch_gradient.set(Some(fetch));
+    ///
+    /// Replaces the one before. Errors if that belongs to an owner ([`Leaf::set_reduction`]) that still exists.
+    pub fn set_gradient_alloc_hook(&self, fetch: Fetch) -> Result<()> {
+        self.set_fetch(&self.0.fetch_gradient, "gradient", fetch)
+    }
+
+    fn set_fetch(&self, slot: &FetchSlot, what: &str, fetch: Fetch) -> Result<()> {
+        if slot.is_set() && self.0.reduction.is_set() {
+            let message = format!(
+                "the {what} of '{}' comes from a DataParallel or Trainer that still exists: drop that one before you \
+                 register another hook (`DataParallel::unshard` keeps sharded weights)",
+                self.name()
+            );
+            return Err(Error::config("leaf", message));
+        }
+        slot.set(Some(fetch));
+        Ok(())
     }
 
     /// Errors if the leaf has an owner ([`Leaf::set_reduction`]), or had one that has taken shards of its value along.
@@ -71,14 +93,15 @@ impl Leaf {
         })
     }
 
-    /// Errors if the value is a copy of shards, which a change of it would not reach.
+    /// Errors if the value is fetched before each use ([`Leaf::set_unshard_hook`]), so that a change of it would be lost.
     pub(super) fn check_whole(&self) -> Result<()> {
         if !self.0.fetch_value.is_set() {
             return Ok(());
         }
         let message = format!(
-            "ranks hold shards of '{}' (ZeRO 3): change it before its DataParallel is made or after `DataParallel::unshard`, \
-             or change its shard by `ParamAndGradBucket::write_weight`",
+            "'{}' is fetched before each use (`Leaf::set_unshard_hook`), and a change would be lost: change what it is \
+             fetched from (with ZeRO 3, its shard by `ParamAndGradBucket::write_weight`), or change it before its \
+             DataParallel is made or after `DataParallel::unshard`",
             self.name()
         );
         Err(Error::config("leaf", message))

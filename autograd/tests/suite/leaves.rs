@@ -1,7 +1,7 @@
 //! Leaves: hooks, deferred weight gradients, missing gradients, and gradients that are written in place.
 
 use ferrotron_autograd::{
-    GradientReduction, Leaf, SharedFlatBuffer, Var, WeightGrads, backward, missing_gradients,
+    Fetch, GradientReduction, Leaf, SharedFlatBuffer, Var, WeightGrads, backward, missing_gradients,
 };
 use ferrotron_tensor::ops::layer_norm::{layer_norm, layer_norm_backward};
 use ferrotron_tensor::{Category, DType, Device, Error, FlatBuffer, Result, Tensor, bf16};
@@ -72,6 +72,30 @@ fn a_reduction_waits_for_deferred_contributions_and_its_error_comes_back() -> Re
     let error = backward(&[(&y, one()?)], WeightGrads::Deferred)?.run().unwrap_err();
     assert_eq!(error.to_string(), "weight: all_reduce: rank 3 left");
     Ok(())
+}
+
+/// Hooks that provide memory are replaced, unless an owner that still exists needs them.
+#[test]
+fn the_memory_hooks_of_an_owner_stay_as_long_as_it_exists() -> Result<()> {
+    let w = leaf(&Device::cpu(1)?, "weight", &[3])?;
+    let value = w.value()?;
+    let fetch = || -> Fetch { Arc::new(|| Ok(())) };
+    let owner = w.set_reduction(|| Ok(()))?;
+    w.set_unshard_hook(fetch())?;
+    w.set_gradient_alloc_hook(fetch())?;
+    let again = [w.set_unshard_hook(fetch()), w.set_gradient_alloc_hook(fetch())];
+    for (what, refused) in ["value", "gradient"].into_iter().zip(again) {
+        let error = refused.unwrap_err().to_string();
+        let start = format!("leaf: the {what} of 'weight' comes from a DataParallel or Trainer");
+        assert!(error.starts_with(&start), "{error}");
+    }
+    drop(owner);
+    w.set_unshard_hook(fetch())?;
+    w.set_gradient_alloc_hook(fetch())?;
+    let error = w.set_value(&value).unwrap_err().to_string();
+    assert!(error.starts_with("leaf: 'weight' is fetched before each use"), "{error}");
+    w.unbind()?;
+    w.set_value(&value)
 }
 
 #[test]

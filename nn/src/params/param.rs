@@ -116,11 +116,11 @@ impl Param {
         self.entry.is_in_buffers()
     }
 
-    /// Errors if an optimizer has it: a [`ParamAndGradBuffer`](crate::ParamAndGradBuffer), or an owner on several ranks, also
-    /// one that is gone with shards of its value.
+    /// Errors if an optimizer trains it: that of a [`ParamAndGradBuffer`](crate::ParamAndGradBuffer), or of an owner on
+    /// several ranks, also one that is gone with shards of its value. Any number may share a frozen parameter.
     pub fn check_unowned(&self) -> Result<()> {
         self.leaf.check_unowned()?;
-        if !self.is_in_buffers() {
+        if !self.is_trainable() || !self.is_in_buffers() {
             return Ok(());
         }
         let message = format!(

@@ -53,7 +53,7 @@ impl ParamAndGradBuffer {
     ///
     /// Errors if there is no parameter, if two have the same name, were made in scopes of different dtypes, or have an
     /// option of [`ParamOptions::dtype`] that is not the accumulator dtype of their scope's, and if other buffers that still
-    /// exist hold one.
+    /// exist train one. Several may hold the same frozen parameters.
     pub fn new(params: &[Param]) -> Result<ParamAndGradBuffer> {
         Self::with_config(params, &BufferConfig::default())
     }
@@ -92,7 +92,7 @@ impl ParamAndGradBuffer {
             .collect::<Result<_>>()?;
         frozen.iter().try_for_each(|param| param.leaf().unbind())?;
         let token = Arc::new(());
-        params.iter().chain(&frozen).for_each(|param| param.entry().set_buffers(&token));
+        params.iter().chain(&frozen).for_each(|param| param.entry().add_buffers(&token));
         let roots = roots(params.iter().chain(&frozen).map(Param::entry));
         let roots = roots.into_iter().cloned().collect();
         Ok(ParamAndGradBuffer { groups, frozen, token, roots, ranks: config.ranks })

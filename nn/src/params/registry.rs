@@ -18,8 +18,8 @@ pub(crate) struct Registry {
 /// The entry of one parameter, shared by its handles.
 pub(crate) struct Entry {
     name: String,
-    /// Belongs to the buffers that hold it, or treat it as frozen.
-    buffers: Mutex<Weak<()>>,
+    /// The tokens of the buffers that hold it, or treat it as frozen.
+    buffers: Mutex<Vec<Weak<()>>>,
     registry: Registry,
 }
 
@@ -74,13 +74,16 @@ impl Entry {
     }
 
     /// Registers that buffers, which keep `token` alive, hold the parameter or treat it as frozen.
-    pub fn set_buffers(&self, token: &Arc<()>) {
-        *self.buffers.lock().unwrap_or_else(PoisonError::into_inner) = Arc::downgrade(token);
+    pub fn add_buffers(&self, token: &Arc<()>) {
+        let mut buffers = self.buffers.lock().unwrap_or_else(PoisonError::into_inner);
+        buffers.retain(|token| token.strong_count() > 0);
+        buffers.push(Arc::downgrade(token));
     }
 
-    /// Returns whether the buffers of the last [`Entry::set_buffers`] still exist.
+    /// Returns whether any buffers of [`Entry::add_buffers`] still exist.
     pub fn is_in_buffers(&self) -> bool {
-        self.buffers.lock().unwrap_or_else(PoisonError::into_inner).strong_count() > 0
+        let buffers = self.buffers.lock().unwrap_or_else(PoisonError::into_inner);
+        buffers.iter().any(|token| token.strong_count() > 0)
     }
 
     /// The existing parameters of the same root, itself included.

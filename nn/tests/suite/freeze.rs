@@ -131,3 +131,35 @@ fn the_frozen_set_changes_only_between_buffers() -> Result<()> {
     assert_eq!(frozen, ["0.bias"]);
     Ok(())
 }
+
+/// Layer 0 is a frozen backbone; layers 1 and 2 are heads with an optimizer each.
+#[test]
+fn two_optimizers_share_a_frozen_backbone() -> Result<()> {
+    let device = Device::cpu(1)?;
+    let layers = layers(&device)?;
+    layers.freeze(|name| name.starts_with("0."))?;
+    let with_backbone = |head: usize| [layers[0].params(), layers[head].params()].concat();
+    let heads = [1, 2].map(|head| ParamAndGradBuffer::new(&with_backbone(head)));
+    let [first, second] = heads;
+    let (first, second) = (first?, second?);
+    let values = || -> Result<Vec<Vec<f64>>> {
+        layers.params().iter().map(|param| param.leaf().value()?.to_f64()).collect()
+    };
+    for (head, buffers) in [(1, &first), (2, &second)] {
+        let mut optimizer = Optimizer::new(OptimizerConfig::ADAMW, buffers)?;
+        let before = values()?;
+        buffers.zero_gradients();
+        loss(&[layers[0].clone(), layers[head].clone()], &device)?.backward()?;
+        buffers.check_gradients()?;
+        optimizer.step(buffers, &StepConfig { lr: 0.1, grad_scale: 1.0 })?;
+        for (param, (before, now)) in layers.params().iter().zip(before.iter().zip(values()?)) {
+            let trained = param.name().starts_with(&head.to_string());
+            assert_eq!(now != *before, trained, "{} with head {head}", param.name());
+        }
+    }
+    // Either of them keeps the backbone frozen, the first one after the second is gone too.
+    drop(second);
+    assert!(layers[0].weight().set_trainable(true).is_err());
+    drop(first);
+    layers[0].weight().set_trainable(true)
+}

@@ -122,7 +122,7 @@ impl DataParallel {
     /// made in scopes of different dtypes. Errors if [`unsupported_reason`] rejects
     /// the configuration. Errors, naming it, if the facts of a parameter would train it wrongly on `mesh`: a shard that
     /// is said to be replicated, or, with sequence parallelism, a replicated parameter that says nothing of its
-    /// gradients along the tensor axis. Errors, without any change, if a parameter belongs to other buffers, or to a
+    /// gradients along the tensor axis. Errors, without any change, if other buffers train a parameter, or if it was of a
     /// `DataParallel` that was dropped with shards of its weights instead of [`DataParallel::unshard`]; and on all ranks
     /// along the pipeline, which exchange the names of their parameters, if two stages hold a parameter that is not of a
     /// [`Mesh::tied_scope`], or that others than the first and the last stage hold, or have random layers on one path.

@@ -73,10 +73,13 @@ impl ReductionState {
                 let arrived = lend("gradient", ReductionState::arrived);
                 of_bucket.push(leaf.set_reduction(move || arrived())?);
                 if config.sharding >= Sharding::Gradients {
-                    leaf.set_gradient_alloc_hook(lend("gradient", ReductionState::alloc_gradients));
+                    leaf.set_gradient_alloc_hook(lend(
+                        "gradient",
+                        ReductionState::alloc_gradients,
+                    ))?;
                 }
                 if config.sharding >= Sharding::Weights {
-                    leaf.set_unshard_hook(lend("value", ReductionState::fetch_weights));
+                    leaf.set_unshard_hook(lend("value", ReductionState::fetch_weights))?;
                 }
             }
             hooks.push(of_bucket);
@@ -98,7 +101,7 @@ impl ReductionState {
         let gone = move || {
             let message = format!(
                 "ranks held shards of its {what}, and their DataParallel is gone: call `DataParallel::unshard` instead of \
-                 dropping it"
+                 dropping it, and if it failed, make the model anew and load a checkpoint"
             );
             Error::memory("data_parallel", message)
         };
@@ -312,6 +315,15 @@ impl ReductionState {
         let works: Vec<_> = self.buffers.groups().iter().map(sum).collect();
         works.into_iter().try_for_each(Work::wait)?;
         self.buffers.groups().iter().try_for_each(|group| group.divide_weights(batch.size()))
+    }
+}
+
+impl Drop for ReductionState {
+    /// Leaves no gradient behind whose memory only these buffers would allocate.
+    fn drop(&mut self) {
+        if !self.keeps_gradients() {
+            self.buffers.params().for_each(|param| param.leaf().unbind_gradient());
+        }
     }
 }
 

@@ -18,6 +18,11 @@ impl DataParallel {
     /// With sharded weights ([`Sharding::Weights`](ferrotron_nn::Sharding::Weights)) all ranks call this, and gather them;
     /// dropping would lose them. With less sharding dropping suffices.
     ///
+    /// # Errors
+    ///
+    /// Errors if a rank fails or lacks memory while weights are gathered. Those that were not gathered yet are then lost:
+    /// make the model anew and load a checkpoint.
+    ///
     /// ```
     /// use ferrotron_nn::{Bias, Init, Linear, Module, Sharding};
     /// use ferrotron_parallel::data_parallel::{DataParallel, DataParallelConfig};

@@ -124,29 +124,38 @@ fn a_second_owner_is_refused_while_the_first_one_exists() -> Result<()> {
     Ok(())
 }
 
-/// The weights of an owner that was dropped are whole, unless ranks kept shards of them.
+/// The weights of an owner that was dropped are whole and collect gradients, unless ranks kept shards of them.
 #[test]
 fn an_owner_with_shards_of_weights_must_give_them_back() -> Result<()> {
     for sharding in Sharding::ALL {
         let results = on_two_ranks(|mesh| {
             let layers = Layers::new(mesh, &Device::cpu(1)?)?;
             steps(&layers, mesh, &place(&layers, mesh, sharding)?)?;
-            let before = layers.values();
+            let values = layers.values();
+            layers.params().iter().for_each(|param| param.leaf().zero_gradient());
+            let backward = layers.loss(7).and_then(|loss| loss.backward());
+            if backward.is_ok() {
+                for param in layers.params() {
+                    assert!(param.leaf().gradient()?.is_some(), "{sharding:?}: {}", param.name());
+                }
+            }
             let second = place(&layers, mesh, sharding);
-            Ok((before.map(drop), second.map(drop)))
+            Ok([values.map(drop), backward, second.map(drop)])
         });
         for result in results {
-            let (before, second) = result?;
-            if sharding < Sharding::Weights {
-                before?;
-                second?;
-                continue;
-            }
-            for error in [before.unwrap_err(), second.unwrap_err()] {
+            for (name, outcome) in ["0.weight", "0.bias", "0.weight"].into_iter().zip(result?) {
+                if sharding < Sharding::Weights {
+                    outcome?;
+                    continue;
+                }
+                let error = outcome.unwrap_err();
                 assert_eq!(
                     error.to_string(),
-                    "0.weight: data_parallel: ranks held shards of its value, and their DataParallel is gone: call \
-                     `DataParallel::unshard` instead of dropping it"
+                    format!(
+                        "{name}: data_parallel: ranks held shards of its value, and their DataParallel is gone: call \
+                         `DataParallel::unshard` instead of dropping it, and if it failed, make the model anew and load a \
+                         checkpoint"
+                    )
                 );
             }
         }
@@ -170,8 +179,9 @@ fn a_sharded_weight_is_not_written_where_the_shard_would_not_change() -> Result<
     for result in results {
         assert_eq!(
             result?,
-            "leaf: ranks hold shards of '0.weight' (ZeRO 3): change it before its DataParallel is made or after \
-             `DataParallel::unshard`, or change its shard by `ParamAndGradBucket::write_weight`"
+            "leaf: '0.weight' is fetched before each use (`Leaf::set_unshard_hook`), and a change would be lost: change \
+             what it is fetched from (with ZeRO 3, its shard by `ParamAndGradBucket::write_weight`), or change it before \
+             its DataParallel is made or after `DataParallel::unshard`"
         );
     }
     Ok(())

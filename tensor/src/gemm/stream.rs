@@ -1,4 +1,4 @@
-//! The microkernel of few rows: columns are read once, where they lie, and each of their elements is used at once.
+//! The microkernel of few rows: columns are read from memory once, where they lie, and their elements are used at once.
 //!
 //! The steps of a column lie together, as those of the weight (N, K) of a linear layer do. Square blocks are transposed
 //! in registers, so that a register holds one step of as many columns, and go into the sums without being stored. Every
@@ -12,7 +12,7 @@ use crate::{Element, Real};
 /// Rows up to which the memory's rate limits a product, not the processor's.
 pub(super) const FEW: usize = 8;
 
-/// Bytes of each column that are fetched ahead: 16 columns then have 8 KiB on their way.
+/// Bytes of each column that are fetched ahead: a register's columns, 16 of f32 in AVX-512, then have 8 KiB on their way.
 const AHEAD: usize = 512;
 
 /// to = round(\[c +\] alpha * a b \[+ bias\]) for `R` rows and as many columns as `tile.last_lanes` says, at most one

@@ -273,13 +273,17 @@ fn every_mix_of_types_matches_the_naive_product() {
         outputs::<L, f16>(case);
     }
     for level in Isa::available() {
-        for (accum, columns) in [(Accum::Replace, false), (Accum::Add, true)] {
-            let layout = if columns { Layout::Columns } else { Layout::Rows };
-            let layouts = [layout, layout, layout];
-            let case = Case { accum, layouts, bias: true, ..Case::new(level, 37, 90, 61) };
-            operands::<f32>(case);
-            operands::<bf16>(case);
-            operands::<f16>(case);
+        // Products of 5 rows stream columns whose steps lie together.
+        for (m, accum) in
+            [(37, Accum::Replace), (37, Accum::Add), (5, Accum::Replace), (5, Accum::Add)]
+        {
+            let other = if accum == Accum::Add { Layout::Columns } else { Layout::Rows };
+            for layouts in [[other; 3], [Layout::Rows, Layout::Columns, Layout::Rows]] {
+                let case = Case { accum, layouts, bias: true, ..Case::new(level, m, 90, 61) };
+                operands::<f32>(case);
+                operands::<bf16>(case);
+                operands::<f16>(case);
+            }
         }
     }
 }
@@ -386,6 +390,7 @@ fn bits_depend_on_k_alone() {
         check_bits::<f32, f32>(level, Accum::Add);
         check_bits::<f64, f64>(level, Accum::Add);
         check_bits::<bf16, f32>(level, Accum::Add);
+        check_bits::<f16, f32>(level, Accum::Add);
         check_bits::<bf16, bf16>(level, Accum::Add);
         check_bits::<bf16, bf16>(level, Accum::Replace);
         check_bits::<f32, f16>(level, Accum::Replace);
