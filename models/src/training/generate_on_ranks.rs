@@ -43,8 +43,9 @@ pub fn unsupported_reason(mesh: &Mesh) -> Option<String> {
 ///
 /// # Errors
 /// A layout with an [`unsupported_reason`], or several chunks on a rank; requests that [`generate`](crate::generate::generate)
-/// refuses; caches that a rank cannot make, a replica of one rank that fails, and logits that are not finite. All ranks have these, of [`ErrorKind::Value`] or
-/// [`ErrorKind::Config`], and may go on. Any other error may be of this rank alone, for which the others wait until it ends.
+/// refuses; caches that a rank cannot make; a replica of one rank that fails; logits that are not finite. All ranks have
+/// these, of [`ErrorKind::Value`] or [`ErrorKind::Config`], and may go on. Any other error may be of this rank alone: the
+/// others wait for it until it ends.
 pub fn generate_on_ranks(
     model: &LocalModel<Gpt>,
     requests: &[GenerationRequest],
@@ -134,7 +135,7 @@ fn next_tokens(
     Ok(tokens.into_iter().map(|token| token as u32).zip(texts).collect())
 }
 
-/// The error for a token of a logit that is not finite, if there is one.
+/// Returns `found`, or the error for a logit that is not finite.
 fn finite(model: &LocalModel<Gpt>, found: Vec<(f64, Text)>) -> Result<Vec<(f64, Text)>> {
     if found.iter().any(|(token, _)| token.is_nan()) {
         let dtype = model.scope.dtype();
