@@ -155,6 +155,13 @@ pub struct ModelRank {
 }
 
 impl ModelRank {
+    /// Prints a warning that all ranks have, once.
+    pub fn warn(&self, warning: &str) {
+        if self.mesh.rank() == 0 {
+            output::note(warning);
+        }
+    }
+
     /// Global batches that fill the pipeline and all replicas with micro-batches of `micro_batch_size` samples.
     pub fn batch_size(&self, micro_batch_size: usize) -> Result<BatchSize> {
         let data_parallel_size = self.mesh.axis(Axis::Data).size();

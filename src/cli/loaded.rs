@@ -55,11 +55,9 @@ impl<M: TrainedModel> Loaded<M> {
             let model = chunk::<M>(&scope, &place.mesh, &config)?;
             M::folder_weights(path, &config)?.fill(&model.params())?;
             let tokenizer = hugging_face::read_tokenizer(path)?;
-            if let (0, Some(tokenizer)) = (place.mesh.rank(), &tokenizer) {
+            if let Some(tokenizer) = &tokenizer {
                 let model = M::sizes(&config).vocab_size;
-                unused_ids(model, tokenizer.vocab_size())
-                    .iter()
-                    .for_each(|line| output::note(line));
+                unused_ids(model, tokenizer.vocab_size()).iter().for_each(|line| place.warn(line));
             }
             return Ok(Loaded { model, config, scope, tokenizer, checkpoint: None });
         }

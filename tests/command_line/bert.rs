@@ -237,3 +237,23 @@ fn what_a_bert_has_not_is_refused_in_one_line() {
         assert!(message.contains(part), "{part}: {message}");
     }
 }
+
+/// A warning of all ranks of an evaluation is printed once.
+#[test]
+fn ranks_of_an_evaluation_tell_a_warning_once() {
+    let folder = folder_with_text();
+    let path = folder.path();
+    let line = |i: usize| {
+        format!("{{\"text\": \"Line {i}. And more of it!\"}}\n{}", ["", "\n"][i % 9 / 8])
+    };
+    std::fs::write(path.join("a.jsonl"), (0..300).map(line).collect::<String>()).unwrap();
+    for (name, architecture) in [("gpt", &[][..]), ("bert", BERT)] {
+        succeeded(train(path, &[architecture, &["--tokenizer", "byte", "--save", name]].concat()));
+        let eval =
+            format!("eval --load {name} --data a.jsonl --valid-fraction 1 --nproc 2 --threads 1");
+        let output = ferrotron(path, &eval.split(' ').collect::<Vec<_>>());
+        let told = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(told.matches("'a.jsonl' is read as plain text").count(), 1, "{name}: {told}");
+        assert!(succeeded(output).contains("loss"), "{name}: {told}");
+    }
+}

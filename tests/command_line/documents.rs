@@ -60,28 +60,31 @@ fn the_memory_number_counts_what_documents_take() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path();
     write(path);
-    let mut totals = Vec::new();
-    for (name, flags) in [
-        ("plain", ""),
-        ("mask", "--reset-attention-mask --eod-id 0"),
-        ("positions", "--reset-position-ids --eod-id 0"),
-        ("both", "--reset-attention-mask --reset-position-ids --eod-id 0 --global-batch-size 6"),
+    let (mut totals, mut of_gpu) = (Vec::new(), Vec::new());
+    let memory = |arguments: &[&str]| {
+        let memory = succeeded(ferrotron(path, &[&["memory", "--json"], arguments].concat()));
+        let memory: Value = serde_json::from_str(&memory).unwrap();
+        memory["total_bytes"].as_u64().unwrap()
+    };
+    for (name, flags, masks) in [
+        ("plain", "", 0),
+        ("mask", "--reset-attention-mask --eod-id 0", 1),
+        ("positions", "--reset-position-ids --eod-id 0", 0),
+        ("both", "--reset-attention-mask --reset-position-ids --eod-id 0 --global-batch-size 6", 3),
     ] {
         let flags: Vec<&str> = flags.split_whitespace().collect();
         let data = [&["--data", "a", "--vocab-size", "50"], TINY, &flags].concat();
         succeeded(ferrotron(path, &[&["train", "--save", name], &data[..]].concat()));
         let metrics = std::fs::read_to_string(path.join(name).join("metrics.jsonl")).unwrap();
         let last: Value = serde_json::from_str(metrics.lines().last().unwrap()).unwrap();
-        let memory = succeeded(ferrotron(path, &[&["memory", "--json"], &data[..]].concat()));
-        let memory: Value = serde_json::from_str(&memory).unwrap();
-        assert_eq!(last["mem_peak_bytes"], memory["total_bytes"], "{name}");
-        totals.push(memory["total_bytes"].as_u64().unwrap());
-        // On a GPU that is only counted, each query has a range of keys: 8 bytes.
-        let gpu = [&["memory", "--json", "--device", "cuda"], &data[..]].concat();
-        let gpu = ferrotron(path, &gpu);
-        println!("{name}: {}", String::from_utf8_lossy(&gpu.stdout));
+        totals.push(memory(&data));
+        assert_eq!(last["mem_peak_bytes"], totals[totals.len() - 1], "{name}");
+        // On a GPU that is only counted, each query of a masked micro-batch of 2 x 8 tokens has a range of keys: 8 bytes.
+        of_gpu.push(memory(&[&["--device", "cuda"], &data[..]].concat()));
+        let more = |totals: &[u64]| totals[totals.len() - 1] - totals[0];
+        assert_eq!(more(&of_gpu), more(&totals) + masks * 8 * 2 * 8, "{name}");
     }
-    assert!(totals[2] > totals[0], "{totals:?}");
+    assert!(totals[1] == totals[0] && totals[2] > totals[0], "{totals:?}");
 }
 
 #[test]

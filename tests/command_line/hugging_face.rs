@@ -334,6 +334,8 @@ fn a_tokenizer_that_is_too_small_for_its_model_is_told() {
         let line = "warning: the tokenizer has 256 token ids, and the model has 1281: is it the model's own?";
         assert_eq!(told.contains(line), warned, "{told}");
     }
+    let told = run("train --load new1281 --save new1281 --train-iters 2 --sample-length 0");
+    assert!(!told.contains("warning: the tokenizer"), "it was told when the run began: {told}");
     run("export --load run1280 --output wide --dtype f64");
     let wide =
         "train --load wide --tokenizer byte --data text.txt --train-iters 1 --sample-length 0";

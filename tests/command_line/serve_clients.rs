@@ -34,7 +34,7 @@ fn clients_that_have_left_hold_nobody_up() {
         }
         server.complete(&json!({ "prompt": [1, 2], "max_tokens": 5, "temperature": 0 }));
         let (asked_for, added) = (2 * 400 * 128 * 20, server.added_tokens());
-        assert!((4..asked_for / 100).contains(&added), "{added} of {asked_for} tokens {layout}");
+        assert!((4..asked_for / 10).contains(&added), "{added} of {asked_for} tokens {layout}");
         assert_eq!(server.stop(), Some(0));
     }
 }

@@ -64,11 +64,12 @@ pub fn generate_batch(
     let goes_on = |added: &[(usize, u32)]| {
         Ok(added.iter().map(|&(index, token)| on_token(index, token).is_continue()).collect())
     };
-    continue_texts(gpt.config(), requests, |_, room| gpt.caches(1, room), next, goes_on)
+    let caches = |rooms: &[usize]| rooms.iter().map(|&room| gpt.caches(1, room)).collect();
+    continue_texts(gpt.config(), requests, caches, next, goes_on)
 }
 
-/// Continues texts until each is full, has ended or is broken off; returns all tokens of each. `caches` makes those of a text by
-/// its number and the positions that it needs, `next` chooses the next token of each text, in order, and `goes_on` is told all
+/// Continues texts until each is full, has ended or is broken off; returns all tokens of each. `caches` makes those of all
+/// texts by the positions that each needs, `next` chooses the next token of each text, in order, and `goes_on` is told all
 /// tokens of a round, with the numbers of their texts, and says which of these go on.
 ///
 /// # Errors
@@ -76,17 +77,23 @@ pub fn generate_batch(
 pub(crate) fn continue_texts(
     config: &GptConfig,
     requests: &[GenerationRequest],
-    caches: impl Fn(usize, usize) -> Result<Vec<KvCache>>,
+    caches: impl FnOnce(&[usize]) -> Result<Vec<Vec<KvCache>>>,
     mut next: impl FnMut(Vec<Text>) -> Result<Vec<(u32, Text)>>,
     mut goes_on: impl FnMut(&[(usize, u32)]) -> Result<Vec<bool>>,
 ) -> Result<Vec<Vec<u32>>> {
     requests.iter().try_for_each(|request| check(config, request))?;
-    let texts = requests.iter().enumerate().map(|(index, request)| {
-        let room = request.prompt.len().saturating_add(request.max_new_tokens);
-        let (caches, tokens) = (caches(index, room)?, request.prompt.clone());
-        Ok(Text { index, tokens, caches, first: 0, unread: 0 })
-    });
-    let mut active = texts.collect::<Result<Vec<Text>>>()?;
+    let room =
+        |request: &GenerationRequest| request.prompt.len().saturating_add(request.max_new_tokens);
+    let rooms: Vec<usize> = requests.iter().map(room).collect();
+    let texts = requests.iter().zip(caches(&rooms)?).enumerate();
+    let text = |(index, (request, caches)): (usize, (&GenerationRequest, _))| Text {
+        index,
+        tokens: request.prompt.clone(),
+        caches,
+        first: 0,
+        unread: 0,
+    };
+    let mut active: Vec<Text> = texts.map(text).collect();
     let mut ended: Vec<Vec<u32>> = vec![Vec::new(); requests.len()];
     loop {
         let is_full = |text: &Text| {

@@ -10,12 +10,12 @@
 
 use ferrotron_autograd::{Var, no_grad};
 use ferrotron_nn::{Axis, Context, KvCache};
-use ferrotron_parallel::agreement::broadcast_bytes;
+use ferrotron_parallel::agreement::{Facts, agree, broadcast_bytes};
 use ferrotron_parallel::collective::Reduction;
 use ferrotron_parallel::mesh::Mesh;
 use ferrotron_parallel::pipeline::{PipelineModel, PipelineSchedule, execute};
 use ferrotron_parallel::tensor_parallel::SequenceParallel;
-use ferrotron_tensor::{DType, Device, Error, Result, Tensor};
+use ferrotron_tensor::{DType, Device, Error, ErrorKind, Result, Tensor};
 use std::ops::ControlFlow;
 
 use crate::model::generate::{GenerationRequest, Text, continue_texts, join, split};
@@ -43,7 +43,9 @@ pub fn unsupported_reason(mesh: &Mesh) -> Option<String> {
 ///
 /// # Errors
 /// A layout with an [`unsupported_reason`], or several chunks on a rank; requests that [`generate`](crate::generate::generate)
-/// refuses; logits that are not finite; as the communication does.
+/// refuses; caches that a rank cannot make; a replica of one rank that fails; logits that are not finite. All ranks have
+/// these, of [`ErrorKind::Value`] or [`ErrorKind::Config`], and may go on. Any other error may be of this rank alone: the
+/// others wait for it until it ends.
 pub fn generate_on_ranks(
     model: &LocalModel<Gpt>,
     requests: &[GenerationRequest],
@@ -59,9 +61,12 @@ pub fn generate_on_ranks(
     };
     let data = mesh.axis(Axis::Data);
     let is_own = |index: usize| index % data.size() == data.rank();
-    let caches = |index: usize, room: usize| match is_own(index) {
-        true => gpt.caches(1, room),
-        false => Ok(Vec::new()),
+    let caches = |rooms: &[usize]| {
+        let of_text = |(index, &room): (usize, &usize)| match is_own(index) {
+            true => gpt.caches(1, room),
+            false => Ok(Vec::new()),
+        };
+        on_all(mesh, rooms.iter().enumerate().map(of_text).collect())
     };
     let next = |texts: Vec<Text>| {
         let (own, others) = texts.into_iter().partition(|text| is_own(text.index));
@@ -80,6 +85,16 @@ pub fn generate_on_ranks(
     continue_texts(config, requests, caches, next, goes_on)
 }
 
+/// The result of a rank, if no rank has an error; else all ranks have the first one, as an error of value.
+fn on_all<T>(mesh: &Mesh, own: Result<T>) -> Result<T> {
+    let facts = Facts::new();
+    match agree(mesh.world(), own.as_ref().map(|_| &facts)) {
+        Ok(()) => own,
+        Err(error) if error.kind() == ErrorKind::Communication => Err(error),
+        Err(error) => Err(Error::value("", error.to_string())),
+    }
+}
+
 /// The flags of rank 0, on every rank.
 fn all_flags(mesh: &Mesh, flags: Vec<u8>) -> Result<Vec<bool>> {
     let flags = broadcast_bytes(mesh.world(), flags)?;
@@ -90,10 +105,54 @@ fn all_flags(mesh: &Mesh, flags: Vec<u8>) -> Result<Vec<bool>> {
 fn next_tokens(
     model: &LocalModel<Gpt>,
     requests: &[GenerationRequest],
-    mut own: Vec<Text>,
+    own: Vec<Text>,
     others: Vec<Text>,
     micro_batch_size: usize,
 ) -> Result<Vec<(u32, Text)>> {
+    let (mesh, count) = (model.mesh, own.len() + others.len());
+    let shares_model =
+        [Axis::Tensor, Axis::Pipeline].iter().any(|&axis| mesh.axis(axis).size() > 1);
+    let found = match own_tokens(model, requests, own, micro_batch_size) {
+        // The ranks that share the model wait in the middle of a forward: the end of this rank ends them.
+        Err(error) if shares_model => return Err(error),
+        found => found.map(|mut found| {
+            found.extend(others.into_iter().map(|text| (0.0, text)));
+            found.sort_by_key(|(_, text)| text.index);
+            found
+        }),
+    };
+    let tokens = match &found {
+        Ok(found) => found.iter().map(|(token, _)| *token).collect(),
+        Err(_) => vec![f64::NAN; count],
+    };
+    let tokens = Tensor::from_slice(&Device::cpu(1)?, &tokens, &[count])?;
+    let tokens = mesh.world().all_reduce(tokens, Reduction::Sum)?.wait()?.to_vec::<f64>()?;
+    let found = match tokens.iter().any(|token| token.is_nan()) {
+        true => on_all(mesh, found.and_then(|found| finite(model, found)))?,
+        false => found?,
+    };
+    let texts = found.into_iter().map(|(_, text)| text);
+    Ok(tokens.into_iter().map(|token| token as u32).zip(texts).collect())
+}
+
+/// Returns `found`, or the error for a logit that is not finite.
+fn finite(model: &LocalModel<Gpt>, found: Vec<(f64, Text)>) -> Result<Vec<(f64, Text)>> {
+    if found.iter().any(|(token, _)| token.is_nan()) {
+        let dtype = model.scope.dtype();
+        let message = format!("a logit is not finite: weights are damaged, or {dtype} overflows");
+        return Err(Error::value("generate", message));
+    }
+    Ok(found)
+}
+
+/// The texts of this replica with their next tokens: 0 where another rank of it knows the token, NaN where a logit is not
+/// finite.
+fn own_tokens(
+    model: &LocalModel<Gpt>,
+    requests: &[GenerationRequest],
+    mut own: Vec<Text>,
+    micro_batch_size: usize,
+) -> Result<Vec<(f64, Text)>> {
     own.iter_mut().for_each(|text| text.slide(model.config.max_position_embeddings));
     let (next, prompts): (Vec<Text>, Vec<Text>) =
         own.into_iter().partition(|text| text.num_unread() == 1);
@@ -115,11 +174,10 @@ fn next_tokens(
         let device = model.scope.device();
         device.run(|| no_grad(|| execute(&schedule, &mut run, model.mesh, 1.0)))?;
     }
-    let mut found: Vec<(f64, Text)> = others.into_iter().map(|text| (0.0, text)).collect();
+    let mut found = Vec::new();
     for CachedBatch { mut texts, caches, logits, .. } in run.batches {
         let mut logits = logits.chunks(model.config.vocab_size);
         let token = |text: &Text| match logits.next() {
-            // Another rank knows it.
             None => 0.0,
             Some(logits) if logits.iter().all(|logit| logit.is_finite()) => {
                 f64::from(text.choose(requests, logits))
@@ -130,16 +188,7 @@ fn next_tokens(
         split(caches, &mut texts);
         found.extend(tokens.into_iter().zip(texts));
     }
-    found.sort_by_key(|(_, text)| text.index);
-    let (tokens, texts): (Vec<f64>, Vec<Text>) = found.into_iter().unzip();
-    let tokens = Tensor::from_slice(&Device::cpu(1)?, &tokens, &[tokens.len()])?;
-    let tokens = model.mesh.world().all_reduce(tokens, Reduction::Sum)?.wait()?.to_vec::<f64>()?;
-    if tokens.iter().any(|token| token.is_nan()) {
-        let dtype = model.scope.dtype();
-        let message = format!("a logit is not finite: weights are damaged, or {dtype} overflows");
-        return Err(Error::value("generate", message));
-    }
-    Ok(tokens.into_iter().map(|token| token as u32).zip(texts).collect())
+    Ok(found)
 }
 
 /// Texts with equally many new tokens, which go through the model together.

@@ -9,13 +9,20 @@ use ferrotron_nn::{Axis, Module, Scope};
 use ferrotron_parallel::collective::{WorldConfig, run_threads};
 use ferrotron_parallel::mesh::{Mesh, ParallelDims};
 use ferrotron_parallel::tensor_parallel::SequenceParallel;
-use ferrotron_tensor::{DType, Device, Result, Tensor};
+use ferrotron_tensor::{DType, Device, ErrorKind, Result, Tensor};
 use std::ops::ControlFlow::{self, Break, Continue};
 
 const SINGLE: [usize; 4] = [1; 4];
 
 /// The texts that every rank gets, the tokens that rank 0 is told, and the bytes that tensor-parallel ranks send.
 type Generated = (Vec<Vec<u32>>, Vec<(usize, u32)>, u64);
+
+/// The rank's part of the model of `config` on `mesh`.
+fn part(scope: &Scope, mesh: &Mesh, config: &GptConfig) -> Result<Gpt> {
+    let stages = mesh.axis(Axis::Pipeline);
+    let chunk = ModelChunk::chunks(config.num_layers, stages.rank(), stages.size(), 1)?.remove(0);
+    Gpt::from_chunk(scope, mesh, config, &chunk)
+}
 
 /// Continues `requests` in a layout of tensor, context, data and pipeline parallelism; rank 0 ends texts as `until` says.
 fn on_ranks(
@@ -29,9 +36,7 @@ fn on_ranks(
     let ranks = run_threads(world, &WorldConfig::default(), |world| {
         let mesh = Mesh::new(&world, layout, SequenceParallel::Off)?;
         let scope = Scope::new(&Device::cpu(1)?, DType::F64, 3);
-        let stage = mesh.axis(Axis::Pipeline).rank();
-        let chunk = ModelChunk::chunks(config.num_layers, stage, pipeline, 1)?.remove(0);
-        let parts = [Gpt::from_chunk(&scope, &mesh, config, &chunk)?];
+        let parts = [part(&scope, &mesh, config)?];
         let model = LocalModel { parts: &parts, config, scope: &scope, mesh: &mesh };
         let mut told = Vec::new();
         let texts = generate_on_ranks(&model, requests, 2, |index, token| {
@@ -130,5 +135,66 @@ fn a_layout_without_caches_and_damaged_weights_are_refused() -> Result<()> {
     };
     let error = generate_on_ranks(&model, &texts, 1, |_, _| Continue(())).unwrap_err().to_string();
     assert!(error.contains("a logit is not finite"), "{error}");
+    Ok(())
+}
+
+/// A rank that cannot make its caches, and a replica that cannot compute: all ranks have the error, and go on with the next
+/// requests. A rank that cannot do its part of a shared model ends the others with its reason.
+#[test]
+fn an_error_of_one_rank_is_one_of_all() -> Result<()> {
+    let [_, config] = configs();
+    let (large, few) = (1 << 40, [request(vec![1, 2, 3, 4], 3), request(vec![4, 3, 2, 1], 3)]);
+    let many = few.clone().map(|request| GenerationRequest { max_new_tokens: large, ..request });
+    let longest = 1 << 32;
+    // Petabytes of keys and values.
+    let wide = GptConfig {
+        num_attention_heads: 64,
+        num_query_groups: 64,
+        kv_channels: 256,
+        max_position_embeddings: longest,
+        ..config.clone()
+    };
+    let short = GptConfig { max_position_embeddings: 2, ..config.clone() };
+    let scope = Scope::new(&Device::cpu(1)?, DType::F64, 3);
+    let want = generate_batch(&Gpt::new(&scope, &config)?, &few, |_, _| Continue(()))?;
+    for (tensor, pipeline, other, requests, goes_on) in [
+        (2, 1, &wide, &many, true),
+        (1, 2, &wide, &many, true),
+        (1, 1, &wide, &many, true),
+        (1, 1, &short, &few, true),
+        (1, 2, &short, &few, false),
+    ] {
+        let layout = ParallelDims::new(2, tensor, 1, pipeline)?;
+        let ranks = run_threads(2, &WorldConfig::default(), |world| {
+            let mesh = Mesh::new(&world, layout, SequenceParallel::Off)?;
+            let generated = |own: &GptConfig, requests: &[GenerationRequest]| {
+                let scope = Scope::new(&Device::cpu(1)?, DType::F64, 3);
+                let parts = [part(&scope, &mesh, own)?];
+                let model =
+                    LocalModel { parts: &parts, config: &config, scope: &scope, mesh: &mesh };
+                generate_on_ranks(&model, requests, 2, |_, _| Continue(()))
+            };
+            let own = if world.rank() == 1 { other } else { &config };
+            let error = generated(own, requests).unwrap_err();
+            match error.kind() {
+                ErrorKind::Value => Ok((error.to_string(), generated(&config, &few)?)),
+                _ => Err(error),
+            }
+        });
+        let case = format!("{layout:?}, {} positions", other.max_position_embeddings);
+        for (rank, ended) in ranks.into_iter().enumerate() {
+            let line = match ended {
+                Ok((line, texts)) => {
+                    assert!(goes_on && texts == want, "{case}: {line}");
+                    line
+                }
+                Err(error) => {
+                    assert!(!goes_on, "{case}: {error}");
+                    error.to_string()
+                }
+            };
+            assert!(rank == 1 || line.contains("rank 1"), "{case}: {line}");
+        }
+    }
     Ok(())
 }

@@ -95,7 +95,10 @@ fn prepare(
     let of_run = DataArgs::from_options(&saved);
     let samples = args.samples(&saved)?;
     let evaluated = match source {
-        DataSource::Files(config) => files(args, &config, &tokenizer, samples, seq_length),
+        DataSource::Files(config) => {
+            let warn = |warning: &str| place.warn(warning);
+            files(args, &config, &tokenizer, samples, seq_length, warn)
+        }
         DataSource::Sets(config) => {
             let packing = of_run.packing.config(seq_length);
             // Validation has other samples in each evaluation of the run.
@@ -128,9 +131,10 @@ fn files(
     tokenizer: &Tokenizer,
     samples: Option<u64>,
     seq_length: usize,
+    warn: impl Fn(&str),
 ) -> Result<Evaluated> {
-    corpus::warn_of_pairs(config.data.iter().map(PathBuf::as_path), output::note);
-    let dataset = corpus::open(config, tokenizer, output::note)?;
+    corpus::warn_of_pairs(config.data.iter().map(PathBuf::as_path), &warn);
+    let dataset = corpus::open(config, tokenizer, warn)?;
     let source = match args.part() {
         SplitPart::Valid if args.valid_fraction == Some(1.0) => dataset.train,
         SplitPart::Valid => dataset.validation.ok_or_else(|| {

@@ -194,8 +194,10 @@ impl<M: TrainedModel> PreparedRun<M> {
         };
         let (job, tokenizer, run, stages, start, intervals) =
             check().map_err(|error| options.name_sources(error))?;
-        let ids = (M::sizes(&run.model).vocab_size, M::vocab_size(&tokenizer)?);
-        configuration.notes.extend(unused_ids(ids.0, ids.1));
+        if configuration.imported.is_some() {
+            let ids = (M::sizes(&run.model).vocab_size, M::vocab_size(&tokenizer)?);
+            configuration.notes.extend(unused_ids(ids.0, ids.1));
+        }
         Ok(PreparedRun { configuration, job, resumed, tokenizer, run, stages, start, intervals })
     }
 

@@ -122,7 +122,7 @@ fn prepare(
             let (pairs, left_out) =
                 HeldOutPairs::of_blend(&held_out, special, seq_length).at(origin)?;
             if pairs.is_some() && !left_out.is_empty() {
-                output::note(&format!(
+                place.warn(&format!(
                     "warning: no document of {} has two sentences: the loss goes without",
                     quoted(&left_out)
                 ));
@@ -135,7 +135,8 @@ fn prepare(
             return Ok((loaded, Box::new(pairs)));
         }
     };
-    let (train, validation) = corpus::open_documents(&files, tokenizer, output::note).at(origin)?;
+    let warn = |warning: &str| place.warn(warning);
+    let (train, validation) = corpus::open_documents(&files, tokenizer, warn).at(origin)?;
     let whole = args.valid_fraction == Some(1.0);
     let documents = if whole { Some(train) } else { validation };
     let documents = documents.ok_or_else(|| {

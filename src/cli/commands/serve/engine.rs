@@ -13,7 +13,7 @@ use ferrotron::models::stop::StopFlag;
 use ferrotron::models::tokenizer::Tokenizer;
 use ferrotron::nn::Axis;
 use ferrotron::parallel::agreement::broadcast_bytes;
-use ferrotron::{ErrorKind, Result};
+use ferrotron::{Error, ErrorKind, Result};
 use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
@@ -49,7 +49,7 @@ pub struct Engine<'a> {
     pub model: LocalModel<'a, Gpt>,
     pub tokenizer: &'a Tokenizer,
     pub micro_batch_size: usize,
-    /// Counts the tokens that are added to prompts of clients that wait.
+    /// Counts the tokens that are added to prompts.
     pub added_tokens: &'a AtomicU64,
 }
 
@@ -57,7 +57,8 @@ impl Engine<'_> {
     /// Answers `jobs` on rank 0 until nobody can send any more.
     ///
     /// # Errors
-    /// As the communication does. A model that fails answers with its error.
+    /// As the communication does, and those that [`is_of_all_ranks`](Engine::is_of_all_ranks) does not accept. A model that fails
+    /// otherwise answers with its error.
     pub fn answer_all(&self, jobs: &Receiver<Job>) -> Result<()> {
         let mut seed = 0;
         loop {
@@ -86,11 +87,10 @@ impl Engine<'_> {
                 .collect();
             let mut watch = |prompt: usize, tokens: &[u32]| {
                 let (job, own) = owners[prompt];
-                self.added_tokens.fetch_add(u64::from(!tokens.is_empty()), Relaxed);
                 jobs[job].client.added(own, tokens)
             };
             let completions = match self.answer(&prompts, &mut watch) {
-                Err(error) if error.kind() != ErrorKind::Communication => Err(error.to_string()),
+                Err(error) if self.is_of_all_ranks(&error) => Err(error.to_string()),
                 answered => Ok(answered?),
             };
             let mut completions = completions.map(Vec::into_iter);
@@ -105,7 +105,7 @@ impl Engine<'_> {
     /// Continues and scores what rank 0 asks for, on another rank, until it has told the end.
     ///
     /// # Errors
-    /// As the communication does.
+    /// As the communication does, and those that [`is_of_all_ranks`](Engine::is_of_all_ranks) does not accept.
     pub fn follow(&self) -> Result<()> {
         loop {
             let message = broadcast_bytes(self.model.mesh.world(), Vec::new())?;
@@ -123,10 +123,21 @@ impl Engine<'_> {
             };
             match answered {
                 // Rank 0 has it, too, and answers with it.
-                Err(error) if error.kind() == ErrorKind::Communication => return Err(error),
-                _ => {}
+                Err(error) if self.is_of_all_ranks(&error) => {}
+                answered => answered?,
             }
         }
+    }
+
+    /// Whether all ranks have this error, so that they can go on. Any other may be of this rank alone, memory that it lacks say:
+    /// the others wait for it, and are ended with its reason when it ends.
+    fn is_of_all_ranks(&self, error: &Error) -> bool {
+        self.model.mesh.world().size() == 1
+            || matches!(error.kind(), ErrorKind::Value | ErrorKind::Config)
+    }
+
+    fn count_token(&self) {
+        self.added_tokens.fetch_add(1, Relaxed);
     }
 
     fn tell(&self, message: &Message) -> Result<()> {
@@ -168,6 +179,9 @@ impl Engine<'_> {
             let completion = &mut completions[index];
             if let Some(next) = scores.last().filter(|_| request.wants_next) {
                 let added = vec![next.token];
+                if self.tokenizer.end_of_text() != Some(next.token) {
+                    self.count_token();
+                }
                 *completion = self.completion(&prompts[index], added);
             }
             completion.scores = scores;
@@ -217,6 +231,7 @@ impl Engine<'_> {
                 let index = waiting[place];
                 let (number, prompt) = prompts[index];
                 added[index].push(token);
+                self.count_token();
                 match self.is_stopped(prompt, &added[index]) || !watch(number, &added[index]) {
                     true => ControlFlow::Break(()),
                     false => ControlFlow::Continue(()),
@@ -273,6 +288,7 @@ impl Engine<'_> {
                     continue;
                 }
                 added[index].push(token);
+                self.count_token();
                 let tokens = &added[index];
                 let waits = !self.is_stopped(prompt, tokens) && watch(several[index].0, tokens);
                 if waits && tokens.len() < prompt.max_tokens {
@@ -318,65 +334,4 @@ fn is_single_step(prompt: &Prompt) -> bool {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use ferrotron::models::gpt::GptConfig;
-    use ferrotron::nn::Scope;
-    use ferrotron::parallel::mesh::Mesh;
-    use ferrotron::{DType, Device};
-    use std::sync::mpsc;
-
-    /// A client that waits for so many tokens, and tells how often it was called.
-    struct Leaving {
-        tokens: usize,
-        calls: mpsc::Sender<usize>,
-    }
-
-    impl Client for Leaving {
-        fn added(&mut self, _: usize, tokens: &[u32]) -> bool {
-            self.calls.send(tokens.len()).unwrap();
-            tokens.len() < self.tokens
-        }
-
-        fn answered(self: Box<Self>, _: std::result::Result<Vec<Completion>, String>) {}
-    }
-
-    /// Nothing is computed for a client that has left: each of its prompts is looked at once.
-    #[test]
-    fn work_for_a_client_ends_when_it_leaves() {
-        let config = GptConfig::gpt2(256, 1, 8, 2, 16);
-        let (scope, mesh) = (Scope::new(&Device::cpu(1).unwrap(), DType::F32, 1), Mesh::single());
-        let parts = [Gpt::new(&scope, &config).unwrap()];
-        let model = LocalModel { parts: &parts, config: &config, scope: &scope, mesh: &mesh };
-        let (tokenizer, added_tokens) = (Tokenizer::Byte, AtomicU64::new(0));
-        let engine = Engine {
-            model,
-            tokenizer: &tokenizer,
-            micro_batch_size: 2,
-            added_tokens: &added_tokens,
-        };
-        let prompt = Prompt {
-            tokens: vec![1, 2],
-            max_tokens: 9,
-            temperature: 0.0,
-            top_p: None,
-            seed: None,
-            stop: Vec::new(),
-            logprobs: None,
-            echo: false,
-        };
-        let (sender, jobs) = mpsc::channel();
-        let mut told = Vec::new();
-        for (prompts, tokens) in [(100, 0), (1, 3), (1, 99)] {
-            let (calls, told_here) = mpsc::channel();
-            let client = Box::new(Leaving { tokens, calls });
-            sender.send(Job { prompts: vec![prompt.clone(); prompts], client }).unwrap();
-            told.push(told_here);
-        }
-        drop(sender);
-        engine.answer_all(&jobs).unwrap();
-        let told: Vec<Vec<usize>> = told.iter().map(|told| told.try_iter().collect()).collect();
-        assert_eq!(told, [vec![0; 100], (0..4).collect(), (0..10).collect()]);
-        assert_eq!(added_tokens.into_inner(), 3 + 9);
-    }
-}
+mod tests;
