@@ -85,7 +85,7 @@ fn a_data_set_has_the_samples_of_its_text() {
             assert_eq!(rows(&pairs, first, 9), rows(&from_text, first, 9), "{name} {first}");
         }
         let held_out = HeldOutPairs::of_blend(set, special, 24).unwrap().0.unwrap();
-        let want = HeldOutPairs::new(want, special, 24).unwrap();
+        let want = HeldOutPairs::new(want, special, 24, "").unwrap();
         assert_eq!(held_out.len(), want.len());
         assert_eq!(rows(&held_out, 0, 99), rows(&want, 0, 99));
     }
