@@ -318,14 +318,13 @@ impl HeldOutPairs {
     /// same.
     ///
     /// # Errors
-    /// Errors as [`SentencePairs::new`].
+    /// Errors as [`SentencePairs::new`]; that of documents without two sentences ends with `remedy`.
     pub fn new(
         documents: Documents,
         special: SpecialTokens,
         seq_length: usize,
+        remedy: &str,
     ) -> Result<HeldOutPairs> {
-        let remedy =
-            "hold out more with --valid-fraction or --split, or name files by --valid-data";
         let groups = Groups::new(documents, special, seq_length, 0)?;
         let groups = groups.not_empty("validation", remedy)?;
         Ok(HeldOutPairs { count: groups.len(), sets: vec![groups], order: None })

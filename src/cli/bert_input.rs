@@ -98,8 +98,12 @@ fn pairs(
     };
     let (special, length) = (tokenizer.special_tokens()?, args.model.seq_length()?);
     let train = Arc::new(SentencePairs::new(train, special, length, args.optimization.seed)?);
+    let remedy = match config.validation_data.is_empty() {
+        true => "hold out more with --valid-fraction or --split, or name files by --valid-data",
+        false => "give files with documents of several sentences by --valid-data",
+    };
     let pairs = |(name, documents): (Option<String>, Documents)| {
-        let pairs = HeldOutPairs::new(documents, special, length).map(HeldOut::Pairs);
+        let pairs = HeldOutPairs::new(documents, special, length, remedy).map(HeldOut::Pairs);
         match &name {
             Some(set) => Ok((name.clone(), pairs.at(set)?)),
             None => Ok((None, pairs?)),
@@ -156,7 +160,8 @@ fn pairs_of_sets(
         match (left_out.is_empty(), config) {
             (true, _) => {}
             (false, BlendConfig::PerSplit { .. }) => {
-                let message = format!("no document of {names} has two sentences: leave it out");
+                let them = if left_out.len() == 1 { "it" } else { "them" };
+                let message = format!("no document of {names} has two sentences: leave {them} out");
                 return Err(Error::config(option, message));
             }
             (false, BlendConfig::Shared(..)) if several && part == VALIDATION => {

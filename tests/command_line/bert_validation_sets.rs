@@ -129,7 +129,7 @@ fn a_set_without_pairs_is_named() {
         (
             "--data a.txt --valid-data e.txt".to_string(),
             "no document for validation has two sentences: there are 2 sentences in 2 documents, which blank lines \
-             separate in text: hold out more with --valid-fraction or --split, or name files by --valid-data",
+             separate in text: give files with documents of several sentences by --valid-data",
         ),
     ] {
         let output = train(path, &format!("{words} --save refused"));
@@ -147,6 +147,10 @@ fn a_set_without_pairs_is_named() {
     let line = "warning: --split holds no document with two sentences of 'd_text_sentence' out for validation, which goes \
                 without";
     assert_eq!(told.matches(line).count(), 1, "{told}");
+    let output = run(path, "eval --load some --data e.txt --valid-fraction 1");
+    let remedy = "separate in text: give documents of several sentences by --data\n";
+    let line = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && line.ends_with(remedy), "{line}");
     let told = warned(&format!("{shared} 99,1,0 --save few --nproc 2"));
     let line = "warning: --split holds nothing of 'd_text_sentence' out for validation, which goes without";
     assert_eq!(told.matches(line).count(), 1, "{told}");

@@ -98,33 +98,24 @@ impl Index {
         Ok(())
     }
 
-    /// The lengths of sequences, and the first sequences of the documents that begin behind the first of them. Reads their
-    /// part of the index once and compares it.
+    /// The lengths of sequences, and the first sequences of the documents that begin behind the first of them. Compares
+    /// their lengths, and all boundaries up to the last of them: a wrong one in front could hide others.
     ///
     /// # Errors
-    /// The first field of this part that is wrong, with its place.
+    /// The first of these fields that is wrong, with its place.
     pub fn part(&self, sequences: Range<u64>) -> Result<(Vec<u32>, Vec<u64>)> {
         let mut lengths = Vec::with_capacity((sequences.end - sequences.start) as usize);
         self.compare_lengths(sequences.clone(), |length| lengths.push(length))?;
-        let (mut first, mut behind) = (0, self.header.boundaries);
-        while first < behind {
-            let middle = first + (behind - first) / 2;
-            let [boundary] = self.boundaries_at(middle)?;
-            match boundary <= sequences.start as i64 {
-                true => first = middle + 1,
-                false => behind = middle,
-            }
-        }
-        let (mut boundaries, mut before) = (Vec::new(), sequences.start as i64);
-        for chunk in chunks(first..self.header.boundaries) {
-            let place = chunk.start;
-            for (place, boundary) in (place..).zip(self.numbers(self.header.documents(), &chunk)?) {
+        let (mut boundaries, mut before) = (Vec::new(), 0);
+        for chunk in chunks(0..self.header.boundaries) {
+            let first = chunk.start;
+            for (place, boundary) in (first..).zip(self.numbers(self.header.documents(), &chunk)?) {
                 if before >= sequences.end as i64 {
                     return Ok((lengths, boundaries));
                 }
                 self.compare_boundary(place, boundary, before)?;
                 before = boundary;
-                if boundary < sequences.end as i64 {
+                if sequences.start < boundary as u64 && (boundary as u64) < sequences.end {
                     boundaries.push(boundary as u64);
                 }
             }

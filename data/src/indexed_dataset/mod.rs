@@ -121,11 +121,11 @@ impl IndexedDataset {
         self.index.document(document)
     }
 
-    /// The lengths of sequences, and the first sequences of the documents that begin behind the first of them. Reads their
-    /// part of the index once and compares it.
+    /// The lengths of sequences, and the first sequences of the documents that begin behind the first of them. Compares
+    /// their lengths, and all document boundaries up to the last of them.
     ///
     /// # Errors
-    /// A range beyond the sequences; the first entry that is wrong, with its field.
+    /// A range beyond the sequences; the first of these entries that is wrong, with its field.
     pub(crate) fn part(&self, sequences: Range<u64>) -> Result<(Vec<u32>, Vec<u64>)> {
         if sequences.is_empty() {
             return Ok((Vec::new(), Vec::new()));

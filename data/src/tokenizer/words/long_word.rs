@@ -4,6 +4,9 @@
 //! their own bytes. Conversely, tokens are those of their bytes as a whole if this holds for each two neighbours: the first
 //! merge over a border between two of them would be the first one over it in the bytes of these two as well.
 //!
+//! Each character has a token: one that a model leaves out would shift the places of those behind it, and two windows could
+//! join where their characters differ. `recognize.rs` excludes models that leave characters out.
+//!
 //! Two windows that overlap are encoded by themselves. At tokens that both have for the same characters they are joined: the
 //! first one's tokens in front of them, the second one's from there on. All neighbours then are those of one of the windows,
 //! so the joined tokens are exactly those of the bytes of both.
@@ -42,17 +45,21 @@ pub fn encode_by_windows(
     while end < word.len() {
         let floor = if is_first { 0 } else { pieces[0].start };
         let start = start_of_next(&pieces, end.saturating_sub(overlap)).unwrap_or(floor);
-        let next_end = word.floor_char_boundary(start + size);
+        let end_of = |size: usize| word.floor_char_boundary(start + size);
+        // A window joins another only if it reaches beyond it.
+        while end_of(size) <= end {
+            size *= 4;
+        }
+        let next_end = end_of(size);
         let mut next = encode(start..next_end)?;
-        let joined = if next_end > end { common(&pieces, &next) } else { None };
-        if let Some((before, from)) = joined {
+        if let Some((before, from)) = common(&pieces, &next) {
             give_pieces(&pieces[..before])?;
             is_first &= before == 0;
             pieces = next.split_off(from);
         } else if start > floor {
             overlap *= 4;
             continue;
-        } else if is_first && next_end > end {
+        } else if is_first {
             pieces = next;
         } else if next_end < word.len() {
             size *= 4;

@@ -13,7 +13,8 @@ pub struct WordRule {
     pub pattern: WordPattern,
     /// Whether a space is put in front of a text's first word alone, and not behind added tokens.
     pub in_front_alone: bool,
-    /// Whether the model is of byte pairs that merge within the whole word, so that windows of it can be joined.
+    /// Whether the model is of byte pairs that merge within the whole word and lose no character, so that windows of it can
+    /// be joined.
     pub by_windows: bool,
 }
 
@@ -32,6 +33,8 @@ struct Model {
     dropout: Option<f64>,
     continuing_subword_prefix: Option<String>,
     end_of_word_suffix: Option<String>,
+    unk_token: Option<String>,
+    byte_fallback: Option<bool>,
 }
 
 impl WordRule {
@@ -39,18 +42,21 @@ impl WordRule {
     /// word has other tokens each time.
     pub fn of_tokenizer<'a>(
         json: &str,
-        vocab: impl Iterator<Item = &'a String>,
+        vocab: impl Iterator<Item = &'a String> + Clone,
     ) -> Option<WordRule> {
         let File { pre_tokenizer, model } = serde_json::from_str(json).ok()?;
         if model.dropout.is_some_and(|dropout| dropout > 0.0) {
             return None;
         }
+        let byte_level = byte_level(&pre_tokenizer);
+        let is_empty = |text: &Option<String>| text.as_ref().is_none_or(|text| text.is_empty());
         // Else the tokens of a part depend on its place.
         let by_windows = model.kind.as_deref() == Some("BPE")
-            && model.continuing_subword_prefix.is_none_or(|text| text.is_empty())
-            && model.end_of_word_suffix.is_none_or(|text| text.is_empty());
+            && is_empty(&model.continuing_subword_prefix)
+            && is_empty(&model.end_of_word_suffix)
+            && model.keeps_all_characters(byte_level.is_some(), vocab.clone());
         let rule = |pattern, by_windows| WordRule { pattern, in_front_alone: false, by_windows };
-        if let Some(pattern) = byte_level(&pre_tokenizer) {
+        if let Some(pattern) = byte_level {
             return Some(rule(pattern, by_windows));
         }
         if let Some(pattern) = between_spaces(&pre_tokenizer) {
@@ -62,6 +68,38 @@ impl WordRule {
             false => Some(undivided),
         }
     }
+}
+
+impl Model {
+    /// Whether each character has a token, in the order of the text. The crate leaves out characters that have none, and
+    /// with bytes for some characters alone it gives an unknown one behind them.
+    fn keeps_all_characters<'a>(
+        &self,
+        is_byte_level: bool,
+        vocab: impl Iterator<Item = &'a String> + Clone,
+    ) -> bool {
+        let has_all =
+            |is_byte: fn(&str) -> bool| vocab.clone().filter(|token| is_byte(token)).count() == 256;
+        match self.byte_fallback {
+            _ if is_byte_level && has_all(is_visible_byte) => true,
+            Some(true) => !is_byte_level && has_all(is_fallback_byte),
+            _ => self.unk_token.is_some(),
+        }
+    }
+}
+
+/// Whether this is one of the 256 characters that spell bytes in byte-level vocabularies.
+fn is_visible_byte(token: &str) -> bool {
+    let mut characters = token.chars();
+    let visible = |c: char| matches!(c as u32, 33..=126 | 161..=172 | 174..=323);
+    characters.next().is_some_and(visible) && characters.next().is_none()
+}
+
+/// Whether this is `<0x00>` to `<0xFF>`, a byte of a character beyond the vocabulary.
+fn is_fallback_byte(token: &str) -> bool {
+    let digits = token.strip_prefix("<0x").and_then(|rest| rest.strip_suffix('>'));
+    let is_digit = |digit: u8| matches!(digit, b'0'..=b'9' | b'A'..=b'F');
+    digits.is_some_and(|digits| digits.len() == 2 && digits.bytes().all(is_digit))
 }
 
 fn kind(json: &Value) -> &str {

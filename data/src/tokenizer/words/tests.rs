@@ -164,6 +164,20 @@ fn hugging_face(pre_tokenizer: serde_json::Value, normalizer: &str) -> String {
     .to_string()
 }
 
+/// The same without some bytes, which `unknown` stands for.
+fn lacking(json: &str, unknown: Option<&str>) -> String {
+    let mut file: serde_json::Value = serde_json::from_str(json).unwrap();
+    let vocab = file["model"]["vocab"].as_object_mut().unwrap();
+    for byte in ["b", "B", "!", "\u{b8}", "\u{121}"] {
+        vocab.remove(byte).unwrap();
+    }
+    if let Some(unknown) = unknown {
+        vocab.insert(unknown.to_string(), 1000.into());
+        file["model"]["unk_token"] = unknown.into();
+    }
+    file.to_string()
+}
+
 fn byte_level(use_regex: bool) -> serde_json::Value {
     serde_json::json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": use_regex})
 }
@@ -183,21 +197,25 @@ fn cl100k(quantifier: &str) -> serde_json::Value {
 /// Tokenizers with each of the patterns, beside the crate's own.
 static FILES: LazyLock<Vec<(Tokenizer, tokenizers::Tokenizer)>> = LazyLock::new(|| {
     let digits = serde_json::json!({"type": "Digits", "individual_digits": true});
+    let gpt2 = hugging_face(byte_level(true), "");
     let files = [
-        (hugging_face(byte_level(true), ""), WordPattern::Gpt2),
+        (lacking(&gpt2, None), WordPattern::Gpt2),
+        (lacking(&gpt2, Some("<unk>")), WordPattern::Gpt2),
+        (gpt2, WordPattern::Gpt2),
         (hugging_face(byte_level(true), "NFC"), WordPattern::Gpt2),
         (hugging_face(sequence(digits, true), ""), WordPattern::Gpt2SingleDigits),
         (hugging_face(sequence(cl100k("{1,3}"), false), ""), WordPattern::Cl100k { digits: 3 }),
         (hugging_face(sequence(cl100k(""), false), "NFC"), WordPattern::Cl100k { digits: 1 }),
         (hugging_face(sequence(split(O200K), false), ""), WordPattern::O200k),
     ];
-    let by_spaces = spaces::files();
-    let files = files.into_iter().chain(by_spaces);
+    let known = files.into_iter().chain(spaces::files());
+    let files = known.map(|(json, pattern)| (json, Some(pattern)));
     files
+        .chain([(spaces::dropping(), None)])
         .map(|(json, pattern)| {
             let reference = tokenizers::Tokenizer::from_bytes(&json).unwrap();
             let rule = WordRule::of_tokenizer(&json, reference.get_vocab(false).keys());
-            assert_eq!(rule.map(|rule| rule.pattern), Some(pattern), "{json}");
+            assert_eq!(rule.map(|rule| rule.pattern), pattern, "{json}");
             (Tokenizer::from_json(&json).unwrap(), reference)
         })
         .collect()

@@ -144,6 +144,10 @@ fn prepare(
             "leaves no sentence of this data to evaluate: give a larger share, or 1 for all";
         Error::config("--valid-fraction", message)
     })?;
-    let pairs = HeldOutPairs::new(documents, special, seq_length)?;
+    let remedy = match whole {
+        true => "give documents of several sentences by --data",
+        false => "give a larger share by --valid-fraction, or other data by --data",
+    };
+    let pairs = HeldOutPairs::new(documents, special, seq_length, remedy)?;
     Ok((loaded, Box::new(pairs)))
 }

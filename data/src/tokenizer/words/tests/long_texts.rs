@@ -142,3 +142,21 @@ fn windows_stay_small() {
         assert!(largest.get() <= 1 << 12, "{fragment:?}: {}", largest.get());
     }
 }
+
+#[test]
+fn each_window_reaches_beyond_the_one_in_front() {
+    let word = "a".repeat(1 << 16);
+    let ends = std::cell::RefCell::new(Vec::new());
+    // One token for any number of letters: no two windows join.
+    let encode = |window: std::ops::Range<usize>| {
+        ends.borrow_mut().push(window.end);
+        Ok(vec![Piece { id: 7, start: window.start, end: window.end }])
+    };
+    let mut ids = Vec::new();
+    let mut give = |part: &[u32]| {
+        ids.extend_from_slice(part);
+        Ok(())
+    };
+    long_word::encode_by_windows(&word, 1 << 12, encode, &mut give).unwrap();
+    assert_eq!((ids, ends.into_inner()), (vec![7], vec![1 << 12, 1 << 14, 1 << 16]));
+}

@@ -1,6 +1,7 @@
 //! Tokenizers that are cut at spaces: WordPieces, and SentencePiece's byte pairs and unigrams.
 
 use super::super::{WordPattern, WordRule};
+use super::Tokenizer;
 use serde_json::{Value, json};
 
 const AT_SPACES: WordPattern = WordPattern::Spaces(&[' ']);
@@ -103,6 +104,14 @@ fn byte_pairs(byte_fallback: bool) -> Value {
         "merges": merges})
 }
 
+/// A file of byte pairs that leave characters beyond the vocabulary out.
+pub fn dropping() -> String {
+    let mut model = byte_pairs(false);
+    model["unk_token"] = Value::Null;
+    let replace = json!({"type": "Replace", "pattern": {"String": " "}, "content": "\u{2581}"});
+    file(replace, Value::Null, model)
+}
+
 /// The same with a token that has a space behind another character.
 fn joining(mut byte_pairs: Value) -> Value {
     byte_pairs["vocab"]["d\u{2581}"] = 199.into();
@@ -151,11 +160,66 @@ fn a_vocabulary_that_joins_words_is_not_cut() {
         let json = json!({"pre_tokenizer": null, "model": model}).to_string();
         WordRule::of_tokenizer(&json, vocab.iter()).map(|rule| rule.pattern)
     };
-    let byte_pairs = json!({"type": "BPE"});
+    let byte_pairs = json!({"type": "BPE", "unk_token": "<unk>"});
     assert_eq!(rule(&["\u{2581}", "\u{2581}\u{2581}a"], byte_pairs.clone()), Some(AT_META_SPACES));
     assert_eq!(rule(&["\u{2581}", "a\u{2581}"], byte_pairs.clone()), Some(NOWHERE));
     assert_eq!(rule(&["a", "\u{2581}a"], byte_pairs), Some(NOWHERE));
-    assert_eq!(rule(&["\u{2581}"], json!({"type": "BPE", "dropout": 0.1})), None);
-    assert_eq!(rule(&["\u{2581}"], json!({"type": "BPE", "end_of_word_suffix": "</w>"})), None);
-    assert_eq!(rule(&["\u{2581}"], json!({"type": "Unigram"})), None);
+    for (key, value) in [("dropout", json!(0.1)), ("end_of_word_suffix", json!("</w>"))] {
+        let mut model = json!({"type": "BPE", "unk_token": "<unk>"});
+        model[key] = value;
+        assert_eq!(rule(&["\u{2581}"], model), None, "{key}");
+    }
+    assert_eq!(rule(&["\u{2581}"], json!({"type": "Unigram", "unk_token": "<unk>"})), None);
+}
+
+#[test]
+fn byte_pairs_that_leave_characters_out_have_no_windows() {
+    let by_windows = |pre_tokenizer: &Value, model: Value, tokens: &[String]| {
+        let json = json!({"pre_tokenizer": pre_tokenizer, "model": model}).to_string();
+        WordRule::of_tokenizer(&json, tokens.iter()).is_some_and(|rule| rule.by_windows)
+    };
+    let plain = json!({"type": "BPE", "unk_token": null, "byte_fallback": false});
+    let unknown = json!({"type": "BPE", "unk_token": "<unk>"});
+    let fallback = json!({"type": "BPE", "unk_token": null, "byte_fallback": true});
+    let both = json!({"type": "BPE", "unk_token": "<unk>", "byte_fallback": true});
+    let bytes = |count: u32| (0..count).map(|byte| format!("<0x{byte:02X}>"));
+    let (all, some): (Vec<String>, Vec<String>) = (bytes(256).collect(), bytes(255).collect());
+    for (model, tokens, want) in [
+        (&plain, &all, false),
+        (&unknown, &some, true),
+        (&fallback, &all, true),
+        (&fallback, &some, false),
+        (&both, &all, true),
+        (&both, &some, false),
+    ] {
+        let found = by_windows(&Value::Null, model.clone(), tokens);
+        assert_eq!(found, want, "{model} with {} bytes", tokens.len());
+    }
+    let byte_level = json!({"type": "ByteLevel", "add_prefix_space": false});
+    let visible = (33..=126).chain(161..=172).chain(174..=323);
+    let all: Vec<String> = visible.map(|code| char::from_u32(code).unwrap().into()).collect();
+    for (model, tokens, want) in [
+        (&plain, &all[..], true),
+        (&both, &all, true),
+        (&plain, &all[1..], false),
+        (&unknown, &all[1..], true),
+        (&fallback, &all[1..], false),
+    ] {
+        let found = by_windows(&byte_level, model.clone(), tokens);
+        assert_eq!(found, want, "{model} with {} bytes", tokens.len());
+    }
+}
+
+#[test]
+fn words_without_a_longest_length_are_encoded_as_a_whole() {
+    for most in [u64::MAX, u64::MAX / 8, u64::MAX / 8 - 7] {
+        let mut model = word_pieces();
+        model["max_input_chars_per_word"] = most.into();
+        let json = file(Value::Null, json!({"type": "BertPreTokenizer"}), model);
+        let reference = tokenizers::Tokenizer::from_bytes(&json).unwrap();
+        let tokenizer = Tokenizer::from_json(&json).unwrap();
+        let word = "a".repeat(200);
+        let want = reference.encode_fast(word.as_str(), false).unwrap();
+        assert_eq!((want.len(), tokenizer.encode(&word).unwrap()), (200, want.get_ids().to_vec()));
+    }
 }
