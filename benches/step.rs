@@ -5,7 +5,7 @@ use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use ferrotron::models::batch_size::{BatchSize, BatchSizeConfig};
 use ferrotron::models::bench::{BenchConfig, bench};
 use ferrotron::models::gpt::{Gpt, GptConfig, Recompute};
-use ferrotron::models::memory::{MemoryEstimator, PlannedDevice};
+use ferrotron::models::memory::{DocumentResets, MemoryEstimator, PlannedDevice};
 use ferrotron::models::presets::Preset;
 use ferrotron::models::trainer::{ParallelConfig, TrainerConfig};
 use ferrotron::nn::schedule::LrSchedule;
@@ -50,6 +50,7 @@ fn memory(c: &mut Criterion) {
         },
         dtype: DType::BF16,
         seq_length: preset.seq_length,
+        documents: DocumentResets::default(),
         device: PlannedDevice::Cpu { threads: 2 },
     };
     let mut group = c.benchmark_group("memory number");

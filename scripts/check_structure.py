@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Fails if files of a crate import each other, if a crate has two public types of one name, or if a file is too long.
+"""Fails if files of a crate import each other, if a crate has two public types of one name, if a file is too long, or if a
+page has Rust that is not compiled as a documentation test of the facade.
 
     scripts/check_structure.py [CRATE_FOLDER ...]
 
@@ -20,6 +21,7 @@ USE = re.compile(r"\b(pub\s+)?use\s+([^;]+);")
 MOD = re.compile(r"\bmod\s+\w+\s*;")
 PATH = re.compile(r"\b\w+(?:::\w+)*")
 ITEM = re.compile(r"\b(?:fn|struct|enum|trait|type|union|const|static|macro_rules!)\s+(\w+)")
+RUST_BLOCK = re.compile(r"^```rust(?!,ignore)", re.M)
 PUBLIC_TYPE = re.compile(r"^pub (?:struct|enum|trait|union|type) (\w+)", re.M)
 
 
@@ -145,6 +147,15 @@ def sources(root):
             yield path, path.read_text().count("\n")
 
 
+def untested_pages(root):
+    """Pages with blocks of Rust that `src/lib.rs` does not include."""
+    included = re.findall(r'include_str!\("\.\./([^"]+\.md)"\)', (root / "src/lib.rs").read_text())
+    pages = [*root.glob("*.md"), *root.glob("*/ARCHITECTURE.md"), *(root / "docs").rglob("*.md")]
+    return sorted(
+        page.relative_to(root) for page in pages
+        if RUST_BLOCK.search(page.read_text()) and str(page.relative_to(root)) not in included)
+
+
 def main():
     root = Path(__file__).resolve().parent.parent
     failed = False
@@ -152,6 +163,9 @@ def main():
         if lines > LONGEST:
             failed = True
             print(f"{path.relative_to(root)} has {lines} lines, more than {LONGEST}: split it by idea")
+    for page in untested_pages(root):
+        failed = True
+        print(f"{page} has blocks of Rust that no test compiles: include it in `documentation` of src/lib.rs")
     for folder in sys.argv[1:] or CRATES:
         crate = Crate(root / folder)
         shown = lambda path: str(path.relative_to(root))

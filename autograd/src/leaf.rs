@@ -2,28 +2,26 @@
 
 mod gradient;
 mod hooks;
+mod owner;
 mod value;
 
-pub use hooks::{GradientReduction, HookId};
+pub use hooks::{Fetch, GradientReduction, HookId};
 pub use value::SharedFlatBuffer;
 
 use ferrotron_tensor::ops::pointwise::add_assign;
-use ferrotron_tensor::{At, Category, DType, Device, Error, Result, Tensor};
+use ferrotron_tensor::{Category, DType, Device, Error, Result, Tensor};
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use crate::engine::nan::check_parameter;
 use crate::spec::TensorSpec;
 use crate::{Accum, lock};
 use gradient::Gradient;
-use hooks::{HookList, ReductionSlot};
+use hooks::{FetchSlot, HookList, ReductionSlot};
 use value::Value;
 
 type Hook = dyn FnMut(&Leaf, &Tensor) -> Result<()> + Send;
-
-/// Provides the flat buffer of a leaf's value or gradient. Called before each use.
-pub type Fetch = Arc<dyn Fn() -> Result<()> + Send + Sync>;
 
 /// A trainable value with its gradient. Cloning returns another handle of the same leaf.
 ///
@@ -44,8 +42,8 @@ struct LeafInner {
     gradient: Mutex<Gradient>,
     hooks: HookList<Hook>,
     reduction: ReductionSlot,
-    fetch_value: OnceLock<Fetch>,
-    fetch_gradient: OnceLock<Fetch>,
+    fetch_value: FetchSlot,
+    fetch_gradient: FetchSlot,
 }
 
 impl Leaf {
@@ -103,8 +101,8 @@ impl Leaf {
             gradient: Mutex::new(Gradient::own()),
             hooks: HookList::new(),
             reduction: ReductionSlot::default(),
-            fetch_value: OnceLock::new(),
-            fetch_gradient: OnceLock::new(),
+            fetch_value: FetchSlot::default(),
+            fetch_gradient: FetchSlot::default(),
         }))
     }
 
@@ -170,31 +168,16 @@ impl Leaf {
         self.0.version.fetch_add(1, Relaxed);
     }
 
-    /// Registers `fetch`, which fills the flat buffer of the value before each use: a sharded parameter has no memory
-    /// between uses. Errors if a function is already registered.
-    pub fn set_unshard_hook(&self, fetch: Fetch) -> Result<()> {
-        self.0.fetch_value.set(fetch).map_err(|_| self.fetched_already())
-    }
-
-    /// Registers `fetch`, which provides the flat buffer of the gradient before each contribution. Errors if a
-    /// function is already registered.
-    pub fn set_gradient_alloc_hook(&self, fetch: Fetch) -> Result<()> {
-        self.0.fetch_gradient.set(fetch).map_err(|_| self.fetched_already())
-    }
-
-    fn fetched_already(&self) -> Error {
-        Error::config("leaf", format!("'{}' belongs to somebody already", self.name()))
-    }
-
     /// The value.
     pub fn value(&self) -> Result<Tensor> {
-        self.0.fetch_value.get().map_or(Ok(()), |fetch| fetch()).at(self.name())?;
+        self.0.fetch_value.call(self.name())?;
         lock(&self.0.value).tensor(self.name(), &self.0.spec)
     }
 
     /// Replaces the value.
     ///
-    /// Errors if dims or dtype differ, or if a tensor still reads the range of the flat buffer.
+    /// Errors if dims or dtype differ, if a tensor still reads the range of the flat buffer, or if the value is sharded
+    /// ([`Leaf::set_unshard_hook`]).
     pub fn set_value(&self, new: &Tensor) -> Result<()> {
         if new.dims() != self.dims() || new.dtype() != self.dtype() {
             return Err(Error::shape(
@@ -207,6 +190,7 @@ impl Leaf {
                 ),
             ));
         }
+        self.check_whole()?;
         lock(&self.0.value).set(new)?;
         self.mark_updated();
         Ok(())
@@ -215,23 +199,12 @@ impl Leaf {
     /// Lets `write` fill the value in place. It gets a unique, contiguous tensor of the leaf's dims with unspecified
     /// contents and must overwrite all of it. A lazy value is not initialised first.
     ///
-    /// Errors if a tensor still reads the range of the flat buffer, or `write` does; an existing value may then be
-    /// partly overwritten.
+    /// Errors as [`Leaf::set_value`], or as `write`; an existing value may then be partly overwritten.
     pub fn write_value(&self, write: impl FnOnce(&mut Tensor) -> Result<()>) -> Result<()> {
+        self.check_whole()?;
         lock(&self.0.value).write(&self.0.spec, write)?;
         self.mark_updated();
         Ok(())
-    }
-
-    /// Moves the value into a range of `flat`; a lazy value is initialised there.
-    pub fn bind_value(&self, flat: &SharedFlatBuffer, range: usize) -> Result<()> {
-        lock(&self.0.value).bind(self.name(), flat, range)
-    }
-
-    /// Places the gradient in a range of `flat`, whose dtype may be wider. The gradient accumulated so far is
-    /// dropped.
-    pub fn bind_gradient(&self, flat: &SharedFlatBuffer, range: usize) {
-        *lock(&self.0.gradient) = Gradient::flat(flat, range);
     }
 
     /// The gradient accumulated since the last [`Leaf::zero_gradient`]; `None` without contributions.
@@ -296,24 +269,13 @@ impl Leaf {
         self.0.hooks.remove(id)
     }
 
-    /// Registers `reduce`, which reduces the gradient over ranks, for as long as the result lives. It is called after
-    /// as many contributions as [`GradientReduction::expect`] says, after all hooks, and is none of them.
-    ///
-    /// Errors if there is one already: a parameter belongs to one owner.
-    pub fn set_reduction(
-        &self,
-        reduce: impl Fn() -> Result<()> + Send + Sync + 'static,
-    ) -> Result<Arc<GradientReduction>> {
-        self.0.reduction.set(reduce).ok_or_else(|| self.fetched_already())
-    }
-
     /// Lets `write` add a contribution. It gets a unique, contiguous tensor of the leaf's dims, and whether to
     /// replace its contents or add to them.
     pub fn accumulate_with(
         &self,
         write: impl FnOnce(&mut Tensor, Accum) -> Result<()>,
     ) -> Result<()> {
-        self.0.fetch_gradient.get().map_or(Ok(()), |fetch| fetch()).at(self.name())?;
+        self.0.fetch_gradient.call(self.name())?;
         let mut gradient = lock(&self.0.gradient);
         let category = Some(Category::Gradients).filter(|_| !self.is_input());
         gradient.write(&self.0.spec, category, write)?;

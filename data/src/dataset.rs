@@ -37,6 +37,15 @@ impl DataConfig {
         Ok((without_empty(train)?, without_empty(validation.concat())?))
     }
 
+    /// The files to train on and those of each set to validate on, folders resolved, without empty ones.
+    ///
+    /// # Errors
+    /// No path; a folder without data; only empty files to train on, or in a set.
+    pub(crate) fn files_of_sets(&self) -> Result<(Vec<PathBuf>, Vec<Vec<PathBuf>>)> {
+        let (train, sets) = self.resolved()?;
+        Ok((without_empty(train)?, sets.into_iter().map(without_empty).collect::<Result<_>>()?))
+    }
+
     /// The files of 0 bytes, which [`DataConfig::files`] leaves out: a caller should name them in a warning.
     ///
     /// # Errors
@@ -201,11 +210,8 @@ impl Dataset {
         config: &DataConfig,
         tokenizer: &Tokenizer,
     ) -> Result<(Self, Vec<TokenSource>)> {
-        let (train, sets) = config.resolved()?;
-        let sets: Vec<_> = sets.into_iter().map(without_empty).collect::<Result<_>>()?;
-        let validation = sets.concat();
-        let dataset =
-            Dataset::open_files(&without_empty(train)?, &validation, config.split, tokenizer)?;
+        let (train, sets) = config.files_of_sets()?;
+        let dataset = Dataset::open_files(&train, &sets.concat(), config.split, tokenizer)?;
         let Some(validation) = &dataset.validation else { return Ok((dataset, Vec::new())) };
         let mut end = 0;
         let stream = |files: &Vec<PathBuf>| {

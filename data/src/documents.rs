@@ -72,19 +72,45 @@ impl Documents {
         config: &DataConfig,
         tokenizer: &Tokenizer,
     ) -> Result<(Documents, Option<Documents>)> {
-        let read = |files: &[PathBuf]| -> Result<Documents> {
-            let mut collected = Collected::default();
-            for (index, file) in files.iter().enumerate() {
-                collected.add_file(file, index, tokenizer)?;
-            }
-            collected.finish(tokenizer.vocab_size())
-        };
         let (train, validation) = config.files()?;
-        let train = read(&train)?;
+        let (train, _) = Documents::of_files(&train, tokenizer)?;
         match validation.is_empty() {
             true => train.split(config.split),
-            false => Ok((train, Some(read(&validation)?))),
+            false => Ok((train, Some(Documents::of_files(&validation, tokenizer)?.0))),
         }
+    }
+
+    /// Opens the files of `config` for training and for validation, and returns beside them the documents of each path of
+    /// [`DataConfig::validation_data`], in this order: parts of those for validation.
+    ///
+    /// # Errors
+    /// Errors of [`Documents::open`]; a path with empty files alone.
+    pub fn open_with_sets(
+        config: &DataConfig,
+        tokenizer: &Tokenizer,
+    ) -> Result<(Documents, Documents, Vec<Documents>)> {
+        let (train, sets) = config.files_of_sets()?;
+        let (train, _) = Documents::of_files(&train, tokenizer)?;
+        let (validation, ends) = Documents::of_files(&sets.concat(), tokenizer)?;
+        let mut file = 0;
+        let set = |files: &Vec<PathBuf>| {
+            let start = ends[file];
+            file += files.len();
+            let documents = validation.documents[start..ends[file]].into();
+            Documents { documents, ..validation.clone() }
+        };
+        let sets = sets.iter().map(set).collect();
+        Ok((train, validation, sets))
+    }
+
+    /// The documents of `files`; and 0, and the number of documents up to the end of each file.
+    fn of_files(files: &[PathBuf], tokenizer: &Tokenizer) -> Result<(Documents, Vec<usize>)> {
+        let (mut collected, mut ends) = (Collected::default(), vec![0]);
+        for (index, file) in files.iter().enumerate() {
+            collected.add_file(file, index, tokenizer)?;
+            ends.push(collected.documents.len());
+        }
+        Ok((collected.finish(tokenizer.vocab_size())?, ends))
     }
 
     /// The documents of the sets of a blend from [`BlendedDataset::open_sentences`](crate::BlendedDataset::open_sentences),
@@ -241,20 +267,17 @@ impl Collected {
     /// Adds the documents of a data set that have some of its `sequences`.
     fn add_set(&mut self, shard: &Arc<Shard>, sequences: &Range<u64>) -> Result<()> {
         let dataset = shard.dataset()?;
-        dataset.check()?;
-        let boundaries = dataset.boundaries()?;
-        check_sentences(dataset, &boundaries)?;
-        let (sentences, before) = (self.ends.len(), self.ends.last().copied().unwrap_or(0));
+        check_sentences(dataset)?;
+        let (lengths, boundaries) = dataset.part(sequences.clone())?;
+        let (mut start, before) = (self.ends.len(), self.ends.last().copied().unwrap_or(0));
         let mut end = before;
-        self.ends.extend(dataset.sequence_lengths(sequences.clone())?.into_iter().map(|length| {
+        self.ends.extend(lengths.into_iter().map(|length| {
             end += u64::from(length);
             end
         }));
-        let place = |boundary: u64| sentences + (boundary - sequences.start) as usize;
-        let clamped =
-            boundaries.into_iter().map(|at| at.clamp(sequences.start, sequences.end)).map(place);
-        let mut start = sentences;
-        for end in clamped {
+        let place = |boundary: u64| (boundary - sequences.start) as usize;
+        let (first, last) = (start, self.ends.len());
+        for end in boundaries.into_iter().map(|at| first + place(at)).chain([last]) {
             if end > start {
                 self.documents.push(start..end);
                 start = end;
@@ -267,11 +290,11 @@ impl Collected {
 }
 
 /// Errors if no document of a set has more than one sequence, or if its sequences are prompts and completions.
-fn check_sentences(dataset: &IndexedDataset, boundaries: &[u64]) -> Result<()> {
+fn check_sentences(dataset: &IndexedDataset) -> Result<()> {
     let name = dataset.name();
     let why = match holds_pairs(Path::new(name)) {
         Some(true) => "they are prompts and completions".to_string(),
-        _ if boundaries.windows(2).any(|ends| ends[1] > ends[0] + 1) => return Ok(()),
+        _ if dataset.find_document(|sequences| sequences > 1)?.is_some() => return Ok(()),
         _ => format!("each of its {} documents is one sequence", dataset.num_documents()),
     };
     let message = format!("a bert takes sentences, but '{name}' has none: {why}; {REMEDY}");
@@ -319,6 +342,30 @@ mod tests {
         ] {
             assert_eq!(sentences(line), want, "{line:?}");
         }
+    }
+
+    #[test]
+    fn sets_are_parts_of_those_for_validation() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = |name: &str, text: &str| {
+            let path = folder.path().join(name);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(&path, text).unwrap();
+            path
+        };
+        let data = vec![file("train.txt", "a. b.")];
+        file("two/1.txt", "c. d.\n\ne.");
+        file("two/2.txt", "f.");
+        let validation_data = vec![folder.path().join("two"), file("other.txt", "g. h.")];
+        let config = DataConfig { data, validation_data, split: Split::default() };
+        let (train, all, sets) = Documents::open_with_sets(&config, &Tokenizer::Byte).unwrap();
+        let text = |of: &Documents| Tokenizer::Byte.decode(&of.token_source().to_vec().unwrap());
+        let found: Vec<String> = [&train, &all].into_iter().chain(&sets).map(text).collect();
+        assert_eq!(found, ["a.b.", "c.d.e.f.g.h.", "c.d.e.f.", "g.h."]);
+        assert_eq!(sets.iter().map(Documents::num_documents).collect::<Vec<_>>(), [3, 1]);
+        file("other.txt", "");
+        let error = Documents::open_with_sets(&config, &Tokenizer::Byte).unwrap_err().to_string();
+        assert!(error.contains("other.txt' is empty"), "{error}");
     }
 
     #[test]

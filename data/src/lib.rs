@@ -54,6 +54,8 @@ mod shard;
 mod source;
 mod split;
 pub mod tasks;
+#[cfg(test)]
+mod thread_use;
 mod token_array;
 mod token_file;
 mod token_fingerprint;

@@ -24,6 +24,9 @@ use ferrotron_tensor::{Error, RandomKey, Result};
 use std::ops::Range;
 use std::sync::Arc;
 
+/// The part of the data of which [`SentencePairs`] are made, for messages.
+const TRAINING: &str = "training";
+
 /// Share of the tokens that are predicted.
 const MASKED: f64 = 0.15;
 
@@ -68,14 +71,14 @@ impl Groups {
         self.groups.len() as u64
     }
 
-    /// Errors if there is no group.
-    fn not_empty(self) -> Result<Groups> {
+    /// Errors, with the way to more of them, if there is no group in a part of the data.
+    fn not_empty(self, part: &str, remedy: &str) -> Result<Groups> {
         if self.groups.is_empty() {
             let (sentences, count) =
                 (self.documents.num_sentences(), self.documents.num_documents());
             let message = format!(
-                "no document has two sentences: there are {sentences} sentences in {count} documents, which blank \
-                 lines separate in text"
+                "no document for {part} has two sentences: there are {sentences} sentences in {count} documents, which blank \
+                 lines separate in text: {remedy}"
             );
             return Err(Error::value("data", message));
         }
@@ -212,8 +215,9 @@ impl SentencePairs {
         seq_length: usize,
         seed: u64,
     ) -> Result<SentencePairs> {
-        let sets = vec![Groups::new(documents, special, seq_length, seed)?.not_empty()?];
-        Ok(SentencePairs { sets, order: None })
+        let groups = Groups::new(documents, special, seq_length, seed)?;
+        let groups = groups.not_empty(TRAINING, "give documents of several sentences")?;
+        Ok(SentencePairs { sets: vec![groups], order: None })
     }
 
     /// Samples of the sets of a blend from [`BlendedDataset::open_sentences`](crate::BlendedDataset::open_sentences). Those
@@ -233,8 +237,10 @@ impl SentencePairs {
         // Sets of equal documents have orders of their own.
         let seed = |set: usize| seed ^ (set as u64).rotate_right(16);
         let sets = groups_of_sets(blend, special, seq_length, seed)?;
-        let not_empty =
-            |(groups, name): (Groups, &str)| groups.not_empty().map_err(|error| error.at(name));
+        let not_empty = |(groups, name): (Groups, &str)| {
+            let groups = groups.not_empty(TRAINING, "leave the set out");
+            groups.map_err(|error| error.at(name))
+        };
         let sets: Vec<Groups> =
             sets.into_iter().zip(blend.set_names()).map(not_empty).collect::<Result<_>>()?;
         let order = BlendOrder::new(normalized(&normalized(weights)));
@@ -318,13 +324,17 @@ impl HeldOutPairs {
         special: SpecialTokens,
         seq_length: usize,
     ) -> Result<HeldOutPairs> {
-        let groups = Groups::new(documents, special, seq_length, 0)?.not_empty()?;
+        let remedy =
+            "hold out more with --valid-fraction or --split, or name files by --valid-data";
+        let groups = Groups::new(documents, special, seq_length, 0)?;
+        let groups = groups.not_empty("validation", remedy)?;
         Ok(HeldOutPairs { count: groups.len(), sets: vec![groups], order: None })
     }
 
     /// Samples of the sets of a blend from [`BlendedDataset::open_sentences`](crate::BlendedDataset::open_sentences). Of
     /// several, each comes from the one that lags furthest behind its share, which is its weight or else its size. Sets of
-    /// which no document has two sentences are left out with their weights; none if those are all.
+    /// which no document has two sentences are left out with their weights, and their names are returned; no samples if those
+    /// are all.
     ///
     /// # Errors
     /// A set without sentences, or that is damaged; a sequence length below 5.
@@ -332,11 +342,16 @@ impl HeldOutPairs {
         blend: &Blend,
         special: SpecialTokens,
         seq_length: usize,
-    ) -> Result<Option<HeldOutPairs>> {
+    ) -> Result<(Option<HeldOutPairs>, Vec<String>)> {
         let groups = groups_of_sets(blend, special, seq_length, |_| 0)?;
         let (mut sets, mut sizes, mut weights) = (Vec::new(), Vec::new(), Vec::new());
-        for (set, groups) in groups.into_iter().enumerate().filter(|(_, groups)| groups.len() > 0) {
+        let mut left_out = Vec::new();
+        for (set, (groups, name)) in groups.into_iter().zip(blend.set_names()).enumerate() {
             let size = groups.len();
+            if size == 0 {
+                left_out.push(name.to_string());
+                continue;
+            }
             weights.push(blend.weights().map_or(size as f64, |weights| weights[set]));
             sizes.push(size);
             sets.push(groups);
@@ -344,7 +359,7 @@ impl HeldOutPairs {
         let count = sizes.iter().sum();
         let order =
             (sets.len() > 1).then(|| Arc::new(BlendOrder::finite(normalized(&weights), sizes)));
-        Ok((count > 0).then_some(HeldOutPairs { sets, order, count }))
+        Ok(((count > 0).then_some(HeldOutPairs { sets, order, count }), left_out))
     }
 
     /// The first `samples` samples, or all if there are fewer.

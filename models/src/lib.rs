@@ -17,5 +17,6 @@ pub use planning::{activation_bytes, memory, memory_limit, support, traffic};
 #[cfg(feature = "plot")]
 pub use training::plot;
 pub use training::{
-    batch_size, bench, evaluate, loss_curve, profile, run, run_lock, score, stop, trainer,
+    batch_size, bench, evaluate, generate_on_ranks, loss_curve, profile, run, run_lock, score,
+    stop, trainer,
 };

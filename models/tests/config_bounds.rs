@@ -4,7 +4,7 @@
 use ferrotron_models::batch_size::{BatchSize, BatchSizeConfig};
 use ferrotron_models::bench::peak_rss_bytes;
 use ferrotron_models::gpt::{Gpt, GptConfig};
-use ferrotron_models::memory::{MemoryEstimator, PlannedDevice};
+use ferrotron_models::memory::{DocumentResets, MemoryEstimator, PlannedDevice};
 use ferrotron_models::trainer::TrainerConfig;
 use ferrotron_nn::Scope;
 use ferrotron_nn::schedule::LrSchedule;
@@ -58,6 +58,7 @@ fn plan(config: &GptConfig) -> Result<(), Error> {
         ),
         dtype: DType::F32,
         seq_length: 1,
+        documents: DocumentResets::default(),
         device: PlannedDevice::Cpu { threads: 1 },
     };
     plan.stages().map(drop)

@@ -5,7 +5,7 @@ use ferrotron_models::batch_size::{BatchSize, BatchSizeConfig};
 use ferrotron_models::bench::peak_rss_bytes;
 use ferrotron_models::gpt::Gpt;
 use ferrotron_models::gpt::Recompute;
-use ferrotron_models::memory::{MemoryEstimator, PlannedDevice};
+use ferrotron_models::memory::{DocumentResets, MemoryEstimator, PlannedDevice};
 use ferrotron_models::presets::Preset;
 use ferrotron_models::trainer::{ParallelConfig, TrainerConfig};
 use ferrotron_nn::schedule::LrSchedule;
@@ -30,6 +30,7 @@ fn a_trillion_parameters_are_planned_in_100_megabytes() {
         },
         dtype: DType::BF16,
         seq_length: preset.seq_length,
+        documents: DocumentResets::default(),
         device: PlannedDevice::Cpu { threads: 2 },
     };
     let stages = plan.stages().unwrap();

@@ -3,7 +3,7 @@
 use ferrotron_cuda::nvrtc::Architecture;
 use ferrotron_models::batch_size::{BatchSize, BatchSizeConfig};
 use ferrotron_models::gpt::{Gpt, GptConfig};
-use ferrotron_models::memory::{MemoryEstimator, PlannedDevice};
+use ferrotron_models::memory::{DocumentResets, MemoryEstimator, PlannedDevice};
 use ferrotron_models::trainer::TrainerConfig;
 use ferrotron_nn::schedule::LrSchedule;
 use ferrotron_parallel::mesh::ParallelDims;
@@ -29,6 +29,7 @@ fn counted(context: usize, device: PlannedDevice) -> f64 {
         trainer: TrainerConfig::new(1, LrSchedule::constant(1e-4).unwrap(), batch_size),
         dtype: DType::F32,
         seq_length: SEQ_LENGTH,
+        documents: DocumentResets::default(),
         device,
         model,
     };

@@ -2,7 +2,7 @@
 
 use ferrotron_models::batch_size::{BatchSize, BatchSizeConfig};
 use ferrotron_models::gpt::{Gpt, GptConfig, Recompute, SavedActivations};
-use ferrotron_models::memory::{MemoryEstimator, PlannedDevice};
+use ferrotron_models::memory::{DocumentResets, MemoryEstimator, PlannedDevice};
 use ferrotron_models::support::{ParallelismCheck, check};
 use ferrotron_models::trainer::{ParallelConfig, TrainerConfig};
 use ferrotron_nn::Sharding;
@@ -56,6 +56,7 @@ fn run(layout: &Layout, layers: usize) -> Result<MemoryEstimator<Gpt>> {
         trainer: TrainerConfig { parallel, ..trainer },
         dtype: DType::BF16,
         seq_length: SEQ_LENGTH,
+        documents: DocumentResets::default(),
         device: PlannedDevice::Cpu { threads: 1 },
         model,
     };

@@ -229,10 +229,6 @@ impl TrainedModel for Bert {
             let message = "a bert takes sentences, which are not packed: leave it out";
             return Err(Error::config("--reset-attention-mask", message));
         }
-        if args.evaluation.multiple_validation_sets {
-            let message = "a bert is evaluated on all of --valid-data together: leave it out";
-            return Err(Error::config("--multiple-validation-sets", message));
-        }
         let (dataset, bert) =
             bert_input::open(args, source, order.state.as_deref(), tokenizer, warn)?;
         Ok(RunInput::of_bert(dataset, bert))
@@ -242,14 +238,16 @@ impl TrainedModel for Bert {
         let missing = || Error::config("data", "bert needs documents");
         let BertInput { train, held_out, test, .. } = input.bert.clone().ok_or_else(missing)?;
         let batch = scope.eval_batch as u64;
-        let first = |held_out: Option<HeldOut>, iters: Option<u64>| {
+        let first = |held_out: HeldOut, iters: Option<u64>| {
             let samples = iters.map_or(u64::MAX, |all| all.saturating_mul(batch));
-            let wanted = held_out.filter(|_| run.intervals.eval_interval > 0 && samples > 0);
-            wanted.map(|held_out| held_out.first(samples))
+            let wanted = run.intervals.eval_interval > 0 && samples > 0;
+            wanted.then(|| held_out.first(samples))
         };
-        let validation = first(held_out, run.eval_iters);
-        let validation = validation.map(|samples| (None, samples)).into_iter().collect();
-        RunSamples::new(train, validation, first(test, scope.test_iters), None)
+        let named =
+            |(name, set): (Option<String>, HeldOut)| Some((name, first(set, run.eval_iters)?));
+        let validation = held_out.into_iter().filter_map(named).collect();
+        let test = test.and_then(|test| first(test, scope.test_iters));
+        RunSamples::new(train, validation, test, None)
     }
 
     fn report(

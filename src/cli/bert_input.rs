@@ -15,12 +15,20 @@ use super::args::data::{DataOrder, DataSource};
 use super::args::model::TrainTask;
 use super::args::train::TrainArgs;
 use super::corpus;
+use super::validation_sets::{
+    SEVERAL, check_all_held_out, check_without_weights, names_of_files, none_held_out, quoted,
+    warn_of_missing,
+};
+
+/// The part of the data for evaluations during a run, for messages.
+const VALIDATION: &str = "validation";
 
 /// The samples for training and those for evaluations.
 #[derive(Clone)]
 pub struct BertInput {
     pub train: Arc<dyn Samples>,
-    pub held_out: Option<HeldOut>,
+    /// The sets of evaluations, by name if each is evaluated by itself.
+    pub held_out: Vec<(Option<String>, HeldOut)>,
     /// The samples of the evaluation behind the last step.
     pub test: Option<HeldOut>,
     /// A checksum of what decides the order beside the tokens.
@@ -73,16 +81,32 @@ fn pairs(
     tokenizer: &Tokenizer,
     warn: impl Fn(&str),
 ) -> Result<(Dataset, BertInput)> {
-    let (train, validation) = corpus::open_documents(config, tokenizer, warn)?;
+    let (train, validation, sets) = match args.evaluation.multiple_validation_sets {
+        true => {
+            let names = names_of_files(config)?.into_iter().map(Some);
+            let (train, all, sets) = corpus::open_documents_with_sets(config, tokenizer, warn)?;
+            (train, Some(all), names.zip(sets).collect())
+        }
+        false => {
+            let (train, all) = corpus::open_documents(config, tokenizer, warn)?;
+            (train, all.clone(), all.map(|all| (None, all)).into_iter().collect::<Vec<_>>())
+        }
+    };
     let dataset = Dataset {
         train: train.token_source(),
         validation: validation.as_ref().map(Documents::token_source),
     };
     let (special, length) = (tokenizer.special_tokens()?, args.model.seq_length()?);
     let train = Arc::new(SentencePairs::new(train, special, length, args.optimization.seed)?);
-    let held_out = validation.filter(|_| evaluates(args));
-    let held_out = held_out.map(|held_out| HeldOutPairs::new(held_out, special, length));
-    let held_out = held_out.transpose()?.map(HeldOut::Pairs);
+    let pairs = |(name, documents): (Option<String>, Documents)| {
+        let pairs = HeldOutPairs::new(documents, special, length).map(HeldOut::Pairs);
+        match &name {
+            Some(set) => Ok((name.clone(), pairs.at(set)?)),
+            None => Ok((None, pairs?)),
+        }
+    };
+    let sets = sets.into_iter().filter(|_| evaluates(args));
+    let held_out = sets.map(pairs).collect::<Result<Vec<_>>>()?;
     Ok((dataset, BertInput { train, held_out, test: None, order_crc32: None }))
 }
 
@@ -102,6 +126,10 @@ fn pairs_of_sets(
         let message = "megatron is an order of a GPT's samples: leave it out";
         return Err(Error::config("--data-order", message));
     }
+    let several = args.evaluation.multiple_validation_sets;
+    if several {
+        check_without_weights(config)?;
+    }
     config.check_tokenizer(tokenizer)?;
     let sets = BlendedDataset::open_sentences(config, tokenizer.vocab_size())?;
     let dataset = sets.streams();
@@ -109,25 +137,55 @@ fn pairs_of_sets(
     let (special, length) = (tokenizer.special_tokens()?, args.model.seq_length()?);
     let train = SentencePairs::of_blend(&training, special, length, args.optimization.seed)?;
     order_state.iter().for_each(|state| train.resume_order(state));
-    let held_out = |blend: Option<Blend>, part: &str, option: &'static str| {
-        let Some(blend) = blend.filter(|_| evaluates(args)) else { return Ok(None) };
-        let pairs = HeldOutPairs::of_blend(&blend, special, length)?;
-        match (&pairs, config) {
-            (Some(_), _) => {}
-            (None, BlendConfig::Shared(..)) => warn(&format!(
-                "--split: no document held out for {part} has two sentences, so {part} has no loss: give a larger share"
-            )),
-            (None, BlendConfig::PerSplit { .. }) => {
-                let message = "no document has two sentences: name other sets, or leave it out";
+    let validation = match (validation, several) {
+        (None, false) => Vec::new(),
+        (None, true) => return Err(none_held_out()),
+        (Some(blend), false) => {
+            warn_of_missing(config, &blend, "validation", &warn);
+            vec![(None, blend)]
+        }
+        (Some(blend), true) => {
+            check_all_held_out(config, &blend)?;
+            blend.named_sets()?.into_iter().map(|(name, set)| (Some(name), set)).collect()
+        }
+    };
+    test.iter().for_each(|blend| warn_of_missing(config, blend, "testing", &warn));
+    let pairs = |blend: &Blend, part: &str, option: &'static str| -> Result<Option<HeldOut>> {
+        let (pairs, left_out) = HeldOutPairs::of_blend(blend, special, length)?;
+        let names = quoted(&left_out);
+        match (left_out.is_empty(), config) {
+            (true, _) => {}
+            (false, BlendConfig::PerSplit { .. }) => {
+                let message = format!("no document of {names} has two sentences: leave it out");
                 return Err(Error::config(option, message));
+            }
+            (false, BlendConfig::Shared(..)) if several && part == VALIDATION => {
+                let message = format!(
+                    "--split holds no document with two sentences of {names} out for validation: give a larger share, or \
+                     join it with another set"
+                );
+                return Err(Error::config(SEVERAL, message));
+            }
+            (false, BlendConfig::Shared(..)) => {
+                let end = if pairs.is_some() { "goes without" } else { "has no loss" };
+                warn(&format!(
+                    "warning: --split holds no document with two sentences of {names} out for {part}, which {end}"
+                ));
             }
         }
         Ok(pairs.map(HeldOut::Pairs))
     };
+    let mut held_out = Vec::new();
+    for (name, blend) in validation.into_iter().filter(|_| evaluates(args)) {
+        let found = pairs(&blend, VALIDATION, "--valid-data-path")?;
+        held_out.extend(found.map(|found| (name, found)));
+    }
+    let test = test.filter(|_| evaluates(args));
+    let test = test.map(|blend| pairs(&blend, "testing", "--test-data-path")).transpose()?;
     let input = BertInput {
         train: Arc::new(train),
-        held_out: held_out(validation, "validation", "--valid-data-path")?,
-        test: held_out(test, "testing", "--test-data-path")?,
+        held_out,
+        test: test.flatten(),
         order_crc32: training.weights_crc32(),
     };
     Ok((dataset, input))
@@ -164,6 +222,16 @@ fn race(
     let validation = held_out.as_ref().map(tokens).transpose()?;
     let dataset = Dataset { train: tokens(&train)?, validation };
     let train = Arc::new(train.shuffled(args.optimization.seed));
-    let held_out = held_out.map(HeldOut::Race);
+    let held_out = match args.evaluation.multiple_validation_sets {
+        false => held_out.map(|all| (None, HeldOut::Race(all))).into_iter().collect(),
+        true => {
+            let set = |(name, path): (String, &PathBuf)| {
+                let race = open(std::slice::from_ref(path), "--valid-data")?;
+                Ok((Some(name), HeldOut::Race(race)))
+            };
+            let names = names_of_files(config)?.into_iter();
+            names.zip(&config.validation_data).map(set).collect::<Result<Vec<_>>>()?
+        }
+    };
     Ok((dataset, BertInput { train, held_out, test: None, order_crc32: None }))
 }

@@ -66,8 +66,12 @@ pub fn gpt_line(evaluation: &Evaluation) -> String {
 
 /// Prints the validation losses of a BERT.
 pub fn bert(outcome: &RunResult) {
-    for SetEvaluation { evaluation, .. } in &outcome.evaluations {
-        output::report(&format!("validation {}", bert_line(evaluation)));
+    for SetEvaluation { set, evaluation } in &outcome.evaluations {
+        let line = bert_line(evaluation);
+        output::report(&match set {
+            Some(set) => format!("validation of {set}: {line}"),
+            None => format!("validation {line}"),
+        });
     }
     output::report(&format!("checkpoint: {}", outcome.checkpoint.display()));
 }

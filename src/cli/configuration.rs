@@ -66,6 +66,9 @@ impl Configuration {
         let matches = definition.parse("train", &options)?;
         let matches = matches.subcommand_matches("train").expect("it was parsed");
         let args = TrainArgs::from_arg_matches(matches).unwrap_or_else(|error| error.exit());
+        if let Some(imported) = &imported {
+            notes.extend(imported.rounded_line(args.device.dtype()?));
+        }
         let mut facts = facts(matches, definition);
         facts.extend(imported.as_ref().map(Imported::fact).transpose()?);
         Ok(Configuration { options, args, facts, imported, notes })

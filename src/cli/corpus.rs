@@ -3,13 +3,18 @@
 use ferrotron::models::data::{DataConfig, Dataset, Documents, TokenSource, holds_pairs};
 use ferrotron::models::tokenizer::Tokenizer;
 use ferrotron::{Error, Result};
+use std::ffi::OsStr;
 use std::path::Path;
+
+/// Extensions of files of documents, which `ferrotron tokenize` reads.
+const DOCUMENTS: [&str; 6] = ["jsonl", "ndjson", "json", "parquet", "gz", "zst"];
 
 /// Opens what `config` names, or else the program's own corpus. Empty files are left out, which `warn` is told.
 pub fn open(config: &DataConfig, tokenizer: &Tokenizer, warn: impl Fn(&str)) -> Result<Dataset> {
     if config.data.is_empty() {
         return Dataset::from_text(&text(), tokenizer, config.split);
     }
+    warn_of_documents(config, &warn);
     let dataset = Dataset::open(config, tokenizer)?;
     warn_of_empty_files(config, warn)?;
     Ok(dataset)
@@ -21,6 +26,7 @@ pub fn open_with_sets(
     tokenizer: &Tokenizer,
     warn: impl Fn(&str),
 ) -> Result<(Dataset, Vec<TokenSource>)> {
+    warn_of_documents(config, &warn);
     let opened = Dataset::open_with_sets(config, tokenizer)?;
     warn_of_empty_files(config, warn)?;
     Ok(opened)
@@ -35,9 +41,22 @@ pub fn open_documents(
     if config.data.is_empty() {
         return Documents::from_text(&text(), tokenizer)?.split(config.split);
     }
+    warn_of_documents(config, &warn);
     let documents = Documents::open(config, tokenizer)?;
     warn_of_empty_files(config, warn)?;
     Ok(documents)
+}
+
+/// Opens what `config` names as documents, for training and for validation, and its validation sets by themselves.
+pub fn open_documents_with_sets(
+    config: &DataConfig,
+    tokenizer: &Tokenizer,
+    warn: impl Fn(&str),
+) -> Result<(Documents, Documents, Vec<Documents>)> {
+    warn_of_documents(config, &warn);
+    let opened = Documents::open_with_sets(config, tokenizer)?;
+    warn_of_empty_files(config, warn)?;
+    Ok(opened)
 }
 
 /// Tells `warn` of the data sets of prompts and completions among `paths`, which are about to be read as one stream.
@@ -47,6 +66,18 @@ pub fn warn_of_pairs<'a>(paths: impl Iterator<Item = &'a Path>, warn: impl Fn(&s
             "warning: '{}' has prompts and completions, which are read as one stream: with --data-path, --packing first-fit \
              packs them and counts completions alone",
             path.display()
+        ));
+    }
+}
+
+/// Tells `warn` of files of documents, which are about to be read as plain text.
+fn warn_of_documents(config: &DataConfig, warn: impl Fn(&str)) {
+    let is_known = |end: &OsStr| DOCUMENTS.iter().any(|known| end.eq_ignore_ascii_case(known));
+    let named = config.data.iter().chain(&config.validation_data);
+    for path in named.filter(|path| path.is_file() && path.extension().is_some_and(is_known)) {
+        let path = path.display();
+        warn(&format!(
+            "warning: '{path}' is read as plain text: ferrotron tokenize --input {path} makes token files of its documents"
         ));
     }
 }

@@ -1,15 +1,15 @@
 //! The data of a GPT: files or Megatron's data sets, in the order of training and of evaluations.
 
 use ferrotron::models::data::{
-    Blend, BlendConfig, BlendedDataset, DataConfig, FiniteSamples, MegatronOrderConfig,
-    MegatronSampler, MegatronValidation, MegatronValidationConfig, PackedSampler, PackedSamples,
-    PackingAlgorithm, PackingConfig, Samples, TokenSource, Validation, distinct_names,
+    Blend, BlendedDataset, FiniteSamples, MegatronOrderConfig, MegatronSampler, MegatronValidation,
+    MegatronValidationConfig, PackedSampler, PackedSamples, PackingAlgorithm, PackingConfig,
+    Samples, TokenSource, Validation,
 };
 use ferrotron::models::run::RunConfig;
 use ferrotron::models::tokenizer::Tokenizer;
 use ferrotron::tensor::At;
 use ferrotron::{Error, Result};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use super::args::data::{DataOrder, DataSource};
@@ -18,9 +18,9 @@ use super::corpus;
 use super::run_samples::{
     BlendedInput, NamedSamples, OrderLength, RunInput, RunSamples, SampleScope,
 };
-
-/// The option that asks for a loss of each set.
-const SEVERAL: &str = "--multiple-validation-sets";
+use super::validation_sets::{
+    check_all_held_out, check_without_weights, names_of_files, none_held_out, warn_of_missing,
+};
 
 /// Opens the data that `source` names; `warn` is told of files that are left out.
 pub fn open(
@@ -46,7 +46,7 @@ pub fn open(
             corpus::warn_of_pairs(config.data.iter().map(PathBuf::as_path), &warn);
             let (dataset, validation_streams) = match several {
                 true => {
-                    let names = set_names(config)?;
+                    let names = names_of_files(config)?;
                     let (dataset, streams) = corpus::open_with_sets(config, tokenizer, warn)?;
                     (dataset, names.into_iter().zip(streams).collect())
                 }
@@ -69,7 +69,7 @@ pub fn open(
     let sets = match packing {
         Some(_) => BlendedDataset::open_pairs(config, tokenizer.vocab_size())?,
         None => {
-            corpus::warn_of_pairs(config.prefixes(), warn);
+            corpus::warn_of_pairs(config.prefixes(), &warn);
             BlendedDataset::open(config, tokenizer.vocab_size())?
         }
     };
@@ -78,12 +78,16 @@ pub fn open(
     let validation = match (validation, several) {
         (None, false) => Vec::new(),
         (None, true) => return Err(none_held_out()),
-        (Some(blend), false) => vec![(None, blend)],
+        (Some(blend), false) => {
+            warn_of_missing(config, &blend, "validation", &warn);
+            vec![(None, blend)]
+        }
         (Some(blend), true) => {
             check_all_held_out(config, &blend)?;
             blend.named_sets()?.into_iter().map(|(name, set)| (Some(name), set)).collect()
         }
     };
+    test.iter().for_each(|blend| warn_of_missing(config, blend, "testing", &warn));
     let (mut packed, mut megatron_seed) = (None, None);
     let (train, order_crc32): (Arc<dyn Samples>, _) =
         match (packing, args.data.data_order, order.samples) {
@@ -115,50 +119,6 @@ pub fn open(
     let blended =
         Some(BlendedInput { train, validation, test, packing, megatron_seed, order_crc32 });
     Ok(RunInput { dataset, bert: None, blended, validation_streams: Vec::new(), documents })
-}
-
-fn none_held_out() -> Error {
-    let message = "needs sets for validation: name them by --valid-data-path, or by --valid-data beside --data, or hold \
-                   parts of --data-path out by --split";
-    Error::config(SEVERAL, message)
-}
-
-/// Errors for sets of which `--split` holds nothing out for validation, as `blend` has none of them.
-fn check_all_held_out(config: &BlendConfig, blend: &Blend) -> Result<()> {
-    let BlendConfig::Shared(paths, _) = config else { return Ok(()) };
-    let names: Vec<String> = paths.prefixes.iter().map(|path| path.display().to_string()).collect();
-    let held_out: Vec<&str> = blend.set_names().collect();
-    let missing = names.iter().filter(|name| !held_out.contains(&name.as_str()));
-    let missing: Vec<String> = missing.map(|name| format!("'{name}'")).collect();
-    if missing.is_empty() {
-        return Ok(());
-    }
-    let message = format!(
-        "--split holds nothing of {} out for validation: give a larger share, or join it with another set",
-        missing.join(", ")
-    );
-    Err(Error::config(SEVERAL, message))
-}
-
-/// Errors for sets for validation alone that have weights, with which they are one blend.
-fn check_without_weights(config: &BlendConfig) -> Result<()> {
-    match config {
-        BlendConfig::PerSplit { validation: Some(paths), .. } if paths.weights.is_some() => {
-            let message =
-                format!("sets with weights are one: leave the weights of {} out", paths.option);
-            Err(Error::config(SEVERAL, message))
-        }
-        _ => Ok(()),
-    }
-}
-
-/// The name of each path of `--valid-data`.
-fn set_names(config: &DataConfig) -> Result<Vec<String>> {
-    let paths: Vec<&Path> = config.validation_data.iter().map(PathBuf::as_path).collect();
-    if paths.is_empty() {
-        return Err(none_held_out());
-    }
-    distinct_names("--valid-data", &paths)
 }
 
 /// The samples of a run: training in the order of a seed, and those of evaluations.

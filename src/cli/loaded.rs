@@ -16,6 +16,9 @@ use super::job::ModelRank;
 use super::output;
 use super::run_folder::newest_run;
 
+/// Token ids that padding adds to a vocabulary, at most.
+const MOST_PADDING: usize = 1024;
+
 /// A trained model, or this rank's chunk of it, with its tokenizer.
 pub struct Loaded<M: TrainedModel> {
     pub model: M,
@@ -52,6 +55,12 @@ impl<M: TrainedModel> Loaded<M> {
             let model = chunk::<M>(&scope, &place.mesh, &config)?;
             M::folder_weights(path, &config)?.fill(&model.params())?;
             let tokenizer = hugging_face::read_tokenizer(path)?;
+            if let (0, Some(tokenizer)) = (place.mesh.rank(), &tokenizer) {
+                let model = M::sizes(&config).vocab_size;
+                unused_ids(model, tokenizer.vocab_size())
+                    .iter()
+                    .for_each(|line| output::note(line));
+            }
             return Ok(Loaded { model, config, scope, tokenizer, checkpoint: None });
         }
         let checkpoint = Checkpoint::open(path)?;
@@ -92,6 +101,15 @@ pub fn check_vocab_size(model: usize, tokenizer: usize) -> Result<()> {
         "the tokenizer has {tokenizer} token ids, and the model of --load has {model}: give the model's own"
     );
     Err(Error::config("--tokenizer", message))
+}
+
+/// The warning for a tokenizer that has fewer token ids than a model, by more than padding makes.
+pub fn unused_ids(model: usize, tokenizer: usize) -> Option<String> {
+    (model > tokenizer + MOST_PADDING).then(|| {
+        format!(
+            "warning: the tokenizer has {tokenizer} token ids, and the model has {model}: is it the model's own?"
+        )
+    })
 }
 
 /// The path, or else the newest run.

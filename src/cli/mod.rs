@@ -30,6 +30,7 @@ mod run_tokenizer;
 mod sample;
 mod tasks;
 mod terminal;
+mod validation_sets;
 
 pub use output::failed;
 

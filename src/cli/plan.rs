@@ -1,12 +1,13 @@
 //! The plan of a run: what its options make of a model, checked before anything starts.
 
 use ferrotron::Result;
-use ferrotron::models::memory::MemoryEstimator;
+use ferrotron::models::memory::{DocumentResets, MemoryEstimator};
 use ferrotron::models::support::{ParallelismCheck, check};
 use ferrotron::models::trainer::{SaveMode, TrainerConfig};
 use ferrotron::nn::Axis;
 
 use super::architecture::TrainedModel;
+use super::args::model::Architecture;
 use super::args::train::TrainArgs;
 
 /// Plans the work of `world` ranks, `local` of them on this machine, with a vocabulary of `vocab_size` tokens.
@@ -44,6 +45,10 @@ pub fn plan<M: TrainedModel>(
         })?;
     }
     let device = args.device.planned(local);
+    let documents = match args.model.architecture {
+        Architecture::Bert => DocumentResets::default(),
+        _ => args.data.document_resets(),
+    };
     Ok(MemoryEstimator::<M> {
         model,
         layout,
@@ -51,6 +56,7 @@ pub fn plan<M: TrainedModel>(
         trainer,
         dtype,
         seq_length,
+        documents,
         device,
     })
 }

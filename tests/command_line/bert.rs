@@ -219,7 +219,10 @@ fn what_a_bert_has_not_is_refused_in_one_line() {
         (bert(&["--preset", "gpt2-124m"]), "--preset: does not go with --architecture bert"),
         (bert(&["--seq-length", "4"]), "--seq-length: must be at least 5"),
         (bert(&["--max-position-embeddings", "16"]), "16 is less than --seq-length 64"),
-        (ferrotron(folder.path(), &one_sentence), "no document has two sentences"),
+        (
+            ferrotron(folder.path(), &one_sentence),
+            "no document for training has two sentences: there are 1 sentences in 1 documents",
+        ),
         (
             ferrotron(folder.path(), &["bench", "--architecture", "bert"]),
             "--architecture bert: this command is for GPTs",

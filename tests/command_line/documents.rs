@@ -56,6 +56,35 @@ fn a_run_and_its_evaluation_keep_documents_apart() {
 }
 
 #[test]
+fn the_memory_number_counts_what_documents_take() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path();
+    write(path);
+    let mut totals = Vec::new();
+    for (name, flags) in [
+        ("plain", ""),
+        ("mask", "--reset-attention-mask --eod-id 0"),
+        ("positions", "--reset-position-ids --eod-id 0"),
+        ("both", "--reset-attention-mask --reset-position-ids --eod-id 0 --global-batch-size 6"),
+    ] {
+        let flags: Vec<&str> = flags.split_whitespace().collect();
+        let data = [&["--data", "a", "--vocab-size", "50"], TINY, &flags].concat();
+        succeeded(ferrotron(path, &[&["train", "--save", name], &data[..]].concat()));
+        let metrics = std::fs::read_to_string(path.join(name).join("metrics.jsonl")).unwrap();
+        let last: Value = serde_json::from_str(metrics.lines().last().unwrap()).unwrap();
+        let memory = succeeded(ferrotron(path, &[&["memory", "--json"], &data[..]].concat()));
+        let memory: Value = serde_json::from_str(&memory).unwrap();
+        assert_eq!(last["mem_peak_bytes"], memory["total_bytes"], "{name}");
+        totals.push(memory["total_bytes"].as_u64().unwrap());
+        // On a GPU that is only counted, each query has a range of keys: 8 bytes.
+        let gpu = [&["memory", "--json", "--device", "cuda"], &data[..]].concat();
+        let gpu = ferrotron(path, &gpu);
+        println!("{name}: {}", String::from_utf8_lossy(&gpu.stdout));
+    }
+    assert!(totals[2] > totals[0], "{totals:?}");
+}
+
+#[test]
 fn what_does_not_fit_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path();

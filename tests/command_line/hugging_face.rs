@@ -1,7 +1,7 @@
 //! Folders of Hugging Face behind `--load`: trained on in every layout, evaluated, planned, written again, refused.
 
 use super::models_and_data::refused;
-use super::{ferrotron, succeeded};
+use super::{TINY, ferrotron, folder_with_text, succeeded};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;
@@ -308,4 +308,42 @@ fn every_family_is_trained_on_in_layouts_and_written_again() {
     assert!(line.contains("--rope-scaling-original-length: 8192 contradicts"), "{line}");
     succeeded(ferrotron(path, &[&start, STEPS, &["--save", "scaled"]].concat()));
     assert!(exported(path, "scaled") == exported(path, "llama"));
+}
+
+/// A vocabulary may be padded, but not by thousands of token ids.
+#[test]
+fn a_tokenizer_that_is_too_small_for_its_model_is_told() {
+    let folder = folder_with_text();
+    let path = folder.path();
+    let run = |words: &str| {
+        let output = ferrotron(path, &words.split_whitespace().collect::<Vec<_>>());
+        let told = String::from_utf8_lossy(&output.stderr).into_owned();
+        succeeded(output);
+        told
+    };
+    let tiny = TINY.join(" ").replace("--sample-length 20", "--sample-length 0");
+    run("tokenize --input text.txt --output-prefix a --tokenizer byte --format nanogpt");
+    let tokens = std::fs::read_dir(path).unwrap().map(|entry| entry.unwrap().path());
+    let tokens = tokens.filter(|file| file.extension().is_some_and(|end| end == "bin"));
+    let tokens = tokens.map(|file| file.display().to_string()).collect::<String>();
+    for (ids, warned) in [(1280, false), (1281, true)] {
+        run(&format!("train --data {tokens} --vocab-size {ids} --save run{ids} {tiny}"));
+        run(&format!("export --load run{ids} --output hf{ids}"));
+        let load = format!("train --load hf{ids} --tokenizer byte --data text.txt --save new{ids}");
+        let told = run(&format!("{load} --train-iters 1 --sample-length 0"));
+        let line = "warning: the tokenizer has 256 token ids, and the model has 1281: is it the model's own?";
+        assert_eq!(told.contains(line), warned, "{told}");
+    }
+    run("export --load run1280 --output wide --dtype f64");
+    let wide =
+        "train --load wide --tokenizer byte --data text.txt --train-iters 1 --sample-length 0";
+    for (more, rounds) in [("--save f32", true), ("--save f64 --dtype f64", false)] {
+        let told = run(&format!("{wide} {more}"));
+        let line = "weights of 'wide' are f64 and are rounded: --dtype f64 keeps them";
+        assert_eq!(told.contains(line), rounds, "{told}");
+    }
+    let own = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/hf/tasks/tokenizer.json");
+    std::fs::copy(own, path.join("hf1281/tokenizer.json")).unwrap();
+    let told = run("eval --load hf1281 --data text.txt --valid-fraction 0.1");
+    assert!(!told.contains("warning: the tokenizer"), "312 and 1024 are not fewer: {told}");
 }

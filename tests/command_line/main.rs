@@ -3,6 +3,7 @@
 mod async_saves;
 mod bad_steps;
 mod bert;
+mod bert_validation_sets;
 mod blends;
 mod checkpoints;
 mod data_change;

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::process::Output;
 
-use super::{ferrotron, folder_with_text, succeeded, train};
+use super::{TINY, ferrotron, folder_with_text, succeeded, train};
 
 /// A run in `run` and the same model, with its tokenizer, as a Hugging Face folder in `hf`.
 fn run_and_folder(path: &Path) {
@@ -258,4 +258,27 @@ fn data_files_that_are_empty_or_of_another_machine() {
     std::fs::write(path.join("be.bin"), shard).unwrap();
     let line = refused(train(path, &["--data", "be.bin", "--tokenizer", "gpt2"]), 1);
     assert!(line.contains("'be.bin' is a big-endian llm.c shard"), "{line}");
+}
+
+/// Plain text is what no other format is, so files of documents would be read with their JSON or their compression.
+#[test]
+fn files_of_documents_are_told_apart_from_text() {
+    let folder = folder_with_text();
+    let line = "{\"text\": \"A document of a few words.\"}\n".repeat(40);
+    std::fs::write(folder.path().join("a.jsonl"), line).unwrap();
+    std::fs::write(folder.path().join("b.parquet"), [0xff, 0xfe, 0x00, 0x01].repeat(100)).unwrap();
+    let train = |data: &str| {
+        let words = ["train", "--data", data, "--valid-data", "text.txt", "--tokenizer", "gpt2"];
+        ferrotron(folder.path(), &[&words[..], TINY].concat())
+    };
+    let told = |output: &Output| String::from_utf8_lossy(&output.stderr).into_owned();
+    let warning = |file: &str| {
+        format!("warning: '{file}' is read as plain text: ferrotron tokenize --input {file} makes")
+    };
+    for (file, trains) in [("a.jsonl", true), ("b.parquet", false)] {
+        let output = train(file);
+        assert_eq!(output.status.success(), trains, "{}", told(&output));
+        assert_eq!(told(&output).matches(&warning(file)).count(), 1, "{}", told(&output));
+    }
+    assert!(!told(&train("text.txt")).contains("is read as plain text"));
 }

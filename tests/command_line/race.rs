@@ -85,6 +85,16 @@ fn a_pretrained_bert_learns_to_answer_and_is_evaluated_in_every_layout() {
         assert!((loss - want).abs() < 1e-4 * want, "{layout}: {loss} {want}");
     }
 
+    // Several validation sets have a loss each.
+    let sets = TUNE.replace("race/dev", "race/dev race/train/high --multiple-validation-sets");
+    let out = succeeded(run(path, &format!("{sets} --train-iters 2 --eval-iters all --save sets")));
+    let last = std::fs::read_to_string(path.join("sets/metrics.jsonl")).unwrap();
+    let last: Value = serde_json::from_str(last.lines().last().unwrap()).unwrap();
+    for set in ["dev", "high"] {
+        assert!(out.contains(&format!("validation of {set}: accuracy")), "{out}");
+        assert!(last["validation_losses"][set].as_f64().is_some(), "{last}");
+    }
+
     // The checkpoint knows its task.
     let resume = "train --load tuned --save tuned --train-iters 152 --nproc 2 --tensor-model-parallel-size 2";
     succeeded(run(path, resume));

@@ -80,6 +80,34 @@ fn tasks_have_the_numbers_of_eval_in_every_layout() {
     assert!(line.contains("passage 1 has no word behind another"), "{line}");
 }
 
+/// A large vocabulary, whose logits take most of the memory.
+#[test]
+fn tasks_take_no_more_memory_than_a_step() {
+    let folder = folder_with_text();
+    let path = folder.path();
+    let tasks = task_options();
+    for (name, layout) in [
+        ("one", ""),
+        ("bf16", "--bf16"),
+        ("tp", "--nproc 2 --tensor-model-parallel-size 2"),
+        ("pp", "--nproc 2 --pipeline-model-parallel-size 2 --num-layers 2"),
+    ] {
+        let mut words = [&["--data", "text.txt", "--tokenizer", "gpt2"], TINY].concat();
+        words.extend(["--train-iters", "4", "--eval-interval", "2", "--sample-length", "0"]);
+        words.extend(layout.split_whitespace());
+        words.extend(tasks.iter().map(String::as_str));
+        let train = [&["train", "--save", name], &words[..]].concat();
+        succeeded(ferrotron(path, &train));
+        let memory = [&["memory", "--json"], &words[..]].concat();
+        let memory: Value = serde_json::from_str(&succeeded(ferrotron(path, &memory))).unwrap();
+        let last = metrics(&path.join(name)).pop().unwrap();
+        assert!(last["tasks"]["wikitext"]["ppl"].as_f64().is_some(), "{last}");
+        // The number is that of the rank that takes most.
+        let [found, said] = [&last["mem_peak_bytes"], &memory["total_bytes"]].map(Value::as_u64);
+        assert!(found.is_some() && found <= said, "{name}: {found:?} {said:?}");
+    }
+}
+
 fn train_with_tasks_refused(folder: &Path, more: &str) -> String {
     let data = fixture("wiki.txt");
     let more: Vec<&str> = more.split_whitespace().collect();

@@ -21,6 +21,16 @@ fn write_documents(folder: &Path, megabytes: usize) {
     }
 }
 
+/// Writes documents of so many bytes without a blank or a punctuation mark.
+fn write_long_words(file: &Path, bytes: usize, documents: usize) {
+    let letter = |i: usize| char::from(b'a' + (i * i % 8191 * 7919 % 26) as u8);
+    let line = |document: usize| {
+        let word: String = (0..bytes).map(|i| letter(i + document * 31)).collect();
+        format!("{}\n", serde_json::json!({ "text": word }))
+    };
+    std::fs::write(file, (0..documents).map(line).collect::<String>()).unwrap();
+}
+
 fn start(folder: &Path) -> Child {
     let mut command = Command::new(env!("CARGO_BIN_EXE_ferrotron"));
     command.current_dir(folder).args(["tokenize", "--input", "in", "--output-prefix", "out"]);
@@ -81,6 +91,7 @@ fn a_killed_call_resumes_with_the_same_bytes() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path();
     write_documents(path, 24);
+    write_long_words(&path.join("in/long.jsonl"), 150_000, 24);
     let started = Instant::now();
     assert!(start(path).wait().unwrap().success());
     let whole = started.elapsed();
@@ -173,8 +184,14 @@ fn memory_does_not_grow_with_the_input_or_its_documents() {
     let line = format!("{}\n", serde_json::json!({ "text": text }));
     std::fs::write(path.join("large.jsonl"), line.repeat(4)).unwrap();
     std::fs::write(path.join("line.txt"), text.repeat(2)).unwrap();
+    // Two words of 6 MB, and one of 29 MB that is soon encoded.
+    write_long_words(&path.join("words.jsonl"), 6_000_000, 2);
+    let word = serde_json::json!({ "text": " ".repeat(29_000_000) });
+    std::fs::write(path.join("word.jsonl"), word.to_string()).unwrap();
     for (words, most) in [
         ("--input line.txt --workers 2", 90),
+        ("--input words.jsonl --workers 2", 110),
+        ("--input word.jsonl --workers 2", 140),
         ("--input large.jsonl --workers 4", 200),
         ("--input large.jsonl --workers 4 --tokenizer byte", 200),
         ("--input line.txt --workers 2 --tokenizer byte", 60),

@@ -16,6 +16,8 @@ mod orthogonalized;
 mod pairs;
 mod read_once;
 mod real_size;
+#[path = "../../nn/tests/common/row_scaled.rs"]
+mod row_scaled;
 mod samples;
 #[path = "../common/tensors.rs"]
 mod tensors;
@@ -28,6 +30,7 @@ use ferrotron::parallel::tensor_parallel::SequenceParallel;
 use ferrotron::tensor::{DType, Result};
 use heavy_ball::HeavyBall;
 use orthogonalized::Orthogonalized;
+use row_scaled::RowScaled;
 use samples::Configuration;
 use train::{Found, Layout, SEQ_LENGTH, Task, difference, load_errors, run};
 
@@ -253,7 +256,7 @@ fn with_adafactor() -> Result<()> {
     Ok(())
 }
 
-/// Each state that a rule declares goes with its weights, and so does a moving average of these.
+/// Each state that a rule declares, be it a user's, goes with its weights, and so does a moving average of these.
 #[test]
 fn with_other_rules_and_a_moving_average() -> Result<()> {
     let tp_sp = Layout { sequence: SequenceParallel::On, ..Layout::model(2, 1) };
@@ -267,15 +270,13 @@ fn with_other_rules_and_a_moving_average() -> Result<()> {
     ];
     let muon = OptimizerConfig::Muon(MuonConfig { extra_scale: 0.2, ..MuonConfig::default() });
     let lion = OptimizerConfig::Lion { beta1: 0.95, beta2: 0.98, weight_decay: 0.1 };
-    // Rules of a user's: for elements, and for whole matrices.
-    let heavy_ball = OptimizerConfig::custom(&HeavyBall { weight_decay: 0.1 });
-    let orthogonalized = OptimizerConfig::custom(&Orthogonalized);
     for (model, optimizer) in [
         (tied(), muon),
         (untied(), muon),
         (untied(), lion),
-        (tied(), heavy_ball),
-        (untied(), orthogonalized),
+        (tied(), OptimizerConfig::custom(&HeavyBall { weight_decay: 0.1 })),
+        (untied(), OptimizerConfig::custom(&Orthogonalized)),
+        (tied(), OptimizerConfig::custom(&RowScaled)),
     ] {
         let task = Task { optimizer, ema_decay: Some(0.9), ..task(&model, Layout::SERIAL) };
         assert_eq!(try_all_of(&task, &pairs), pairs.len());

@@ -1,6 +1,7 @@
-//! Hooks of a leaf: a list of those that users add, and the reduction of its gradient, which is none of them.
+//! Hooks of a leaf: a list of those that users add, and those of its owner: the reduction of its gradient, and functions
+//! that provide its flat buffers.
 
-use ferrotron_tensor::{Error, Result};
+use ferrotron_tensor::{At, Error, Result};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, Weak};
 use std::thread::{ThreadId, current};
@@ -111,5 +112,28 @@ impl ReductionSlot {
             Some(one) if one.expected.load(Relaxed) == contributions => (one.reduce)(),
             _ => Ok(()),
         }
+    }
+}
+
+/// Provides the flat buffer of a leaf's value or gradient. Called before each use.
+pub type Fetch = Arc<dyn Fn() -> Result<()> + Send + Sync>;
+
+/// The place for a [`Fetch`].
+#[derive(Default)]
+pub(super) struct FetchSlot(Mutex<Option<Fetch>>);
+
+impl FetchSlot {
+    pub(super) fn set(&self, fetch: Option<Fetch>) {
+        *lock(&self.0) = fetch;
+    }
+
+    pub(super) fn is_set(&self) -> bool {
+        lock(&self.0).is_some()
+    }
+
+    /// Calls the function, if there is one, for the leaf of this name.
+    pub(super) fn call(&self, name: &str) -> Result<()> {
+        let fetch = lock(&self.0).clone();
+        fetch.map_or(Ok(()), |fetch| fetch()).at(name)
     }
 }

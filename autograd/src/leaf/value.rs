@@ -68,6 +68,16 @@ impl Value {
         }
     }
 
+    /// Moves the contents out of a flat buffer.
+    pub(super) fn unbind(&mut self) -> Result<()> {
+        if let Value::Flat(flat, range) = self {
+            let own = lock(flat).tensor(*range)?.copy()?;
+            own.set_category(Category::Weights);
+            *self = Value::Own(own);
+        }
+        Ok(())
+    }
+
     /// Moves the contents into a range of `flat`.
     pub(super) fn bind(&mut self, name: &str, flat: &SharedFlatBuffer, range: usize) -> Result<()> {
         let old = std::mem::replace(self, Value::Flat(flat.clone(), range));

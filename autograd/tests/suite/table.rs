@@ -219,6 +219,13 @@ fn products_and_norms() -> Vec<OpCase> {
             &[&[&[2, 3], &[3, 4]], &[&[1, 1], &[1, 1]], &[&[0, 3], &[3, 4]]],
             |x| Var::einsum("ij,jk->kij", &[&x[0], &x[1]]),
         ),
+        row("einsum", "of one operand", CUBE, |x| Var::einsum("bij->jb", &[&x[0]])),
+        row(
+            "einsum",
+            "of three operands",
+            &[&[&[2, 3, 4], &[2, 4, 5], &[5]], &[&[1, 1, 1], &[1, 1, 1], &[1]]],
+            |x| Var::einsum("bij,bjk,k->bi", &[&x[0], &x[1], &x[2]]),
+        ),
         row("linear", "", PLAIN_LINEAR, |x| x[0].linear(&x[1], None)),
         row("linear", "with bias", LINEAR, |x| x[0].linear(&x[1], Some(&x[2]))),
         row("linear_gelu", "", PLAIN_LINEAR_GELU, |x| x[0].linear_gelu(&x[1], None)),

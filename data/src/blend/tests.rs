@@ -1,6 +1,7 @@
 //! Blends against plain restatements: shares, splits, orders, and what is refused.
 
 use super::*;
+use crate::thread_use;
 use crate::{IndexedDatasetBuilder, TokenType, num_valid};
 use std::time::Instant;
 use tempfile::TempDir;
@@ -157,17 +158,22 @@ fn ten_thousand_sets_open_at_once() {
     std::fs::write(&file, list).unwrap();
     let open_files = || std::fs::read_dir("/proc/self/fd").unwrap().count();
     let (before, start) = (open_files(), Instant::now());
+    let processor = thread_use::processor_seconds();
     let paths = BlendPaths::from_file("--data-args-path", &file).unwrap();
     let split = Split::proportions([3.0, 1.0, 0.0]).unwrap();
     let dataset = BlendedDataset::open(&BlendConfig::Shared(paths, split), 50_304).unwrap();
     let sampler = dataset.training.sampler(1024, 1).unwrap();
     let validation = dataset.validation.unwrap().validation(1024, 256).unwrap();
     let seconds = start.elapsed().as_secs_f64();
-    println!("{SETS} data sets of {} tokens in {seconds:.2} s", dataset.training.tokens().len());
+    let processor = thread_use::processor_seconds() - processor;
+    let tokens = dataset.training.tokens().len();
+    println!(
+        "{SETS} data sets of {tokens} tokens in {seconds:.2} s, {processor:.2} of a processor"
+    );
     assert_eq!(dataset.training.tokens().len(), SETS as u64 * TOKENS / 4 * 3);
     assert!(open_files() < before + 64, "{} descriptors", open_files());
-    // An idle machine takes a fraction of a second; others may be building.
-    assert!(seconds < 8.0, "{seconds} s");
+    // By the clock it is as long, unless others use the machine.
+    assert!(processor < 1.0, "{processor} s");
     assert_eq!(inputs(&*sampler, 12_345, 2), [0; 2048]);
     assert_eq!(inputs(&*validation, 254, 2), [0; 2048]);
 }

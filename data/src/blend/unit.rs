@@ -48,13 +48,14 @@ impl Unit {
 
 fn check_pairs(dataset: &IndexedDataset) -> Result<()> {
     let name = dataset.name();
-    let why = match (holds_pairs(Path::new(name)), dataset.first_unpaired()?) {
-        (Some(false), _) => "its fingerprint says that it was made without".to_string(),
-        (_, Some((document, sequences))) => {
-            format!("document {document} has {sequences} sequences, not two")
-        }
-        _ => return Ok(()),
-    };
+    let why =
+        match (holds_pairs(Path::new(name)), dataset.find_document(|sequences| sequences != 2)?) {
+            (Some(false), _) => "its fingerprint says that it was made without".to_string(),
+            (_, Some((document, sequences))) => {
+                format!("document {document} has {sequences} sequences, not two")
+            }
+            _ => return Ok(()),
+        };
     let message = format!(
         "'{name}' has no prompts and completions: {why}; make such a data set by `ferrotron tokenize --prompt-completion`"
     );

@@ -86,9 +86,61 @@ impl Index {
     /// # Errors
     /// The first field that is wrong, with its place.
     pub fn check(&self) -> Result<()> {
+        self.compare_lengths(0..self.header.sequences, |_| {})?;
+        let mut before = 0;
+        for chunk in chunks(0..self.header.boundaries) {
+            let first = chunk.start;
+            for (place, boundary) in (first..).zip(self.numbers(self.header.documents(), &chunk)?) {
+                self.compare_boundary(place, boundary, before)?;
+                before = boundary;
+            }
+        }
+        Ok(())
+    }
+
+    /// The lengths of sequences, and the first sequences of the documents that begin behind the first of them. Reads their
+    /// part of the index once and compares it.
+    ///
+    /// # Errors
+    /// The first field of this part that is wrong, with its place.
+    pub fn part(&self, sequences: Range<u64>) -> Result<(Vec<u32>, Vec<u64>)> {
+        let mut lengths = Vec::with_capacity((sequences.end - sequences.start) as usize);
+        self.compare_lengths(sequences.clone(), |length| lengths.push(length))?;
+        let (mut first, mut behind) = (0, self.header.boundaries);
+        while first < behind {
+            let middle = first + (behind - first) / 2;
+            let [boundary] = self.boundaries_at(middle)?;
+            match boundary <= sequences.start as i64 {
+                true => first = middle + 1,
+                false => behind = middle,
+            }
+        }
+        let (mut boundaries, mut before) = (Vec::new(), sequences.start as i64);
+        for chunk in chunks(first..self.header.boundaries) {
+            let place = chunk.start;
+            for (place, boundary) in (place..).zip(self.numbers(self.header.documents(), &chunk)?) {
+                if before >= sequences.end as i64 {
+                    return Ok((lengths, boundaries));
+                }
+                self.compare_boundary(place, boundary, before)?;
+                before = boundary;
+                if boundary < sequences.end as i64 {
+                    boundaries.push(boundary as u64);
+                }
+            }
+        }
+        Ok((lengths, boundaries))
+    }
+
+    /// Calls `take` with the length of each sequence of a range, and compares them with their offsets.
+    fn compare_lengths(&self, sequences: Range<u64>, mut take: impl FnMut(u32)) -> Result<()> {
         let width = self.header.token_type.bytes() as u64;
-        let mut tokens = 0_u64;
-        for chunk in chunks(self.header.sequences) {
+        let mut tokens = match sequences.is_empty() || sequences.start == 0 {
+            true => 0,
+            false => self.sequence(sequences.start)?.start,
+        };
+        let is_last = sequences.end == self.header.sequences;
+        for chunk in chunks(sequences) {
             let lengths = self.lengths(chunk.clone())?;
             let offsets = self.numbers(self.header.offsets(), &chunk)?;
             for ((sequence, length), offset) in chunk.zip(lengths).zip(offsets) {
@@ -100,26 +152,24 @@ impl Index {
                     )));
                 }
                 tokens = tokens.saturating_add(length.into());
+                take(length);
             }
         }
-        if tokens != self.tokens {
+        if tokens > self.tokens || is_last && tokens != self.tokens {
             return Err(self.wrong(format!(
                 "sequence lengths: their sum is {tokens}, but the .bin has {} tokens",
                 self.tokens
             )));
         }
-        let mut before = 0;
-        for chunk in chunks(self.header.boundaries) {
-            let first = chunk.start;
-            for (place, boundary) in (first..).zip(self.numbers(self.header.documents(), &chunk)?) {
-                if boundary < before || boundary > self.header.sequences as i64 {
-                    return Err(self.wrong(format!(
-                        "document index: entry {place} is {boundary}, not within {before} to {}",
-                        self.header.sequences
-                    )));
-                }
-                before = boundary;
-            }
+        Ok(())
+    }
+
+    fn compare_boundary(&self, place: u64, boundary: i64, before: i64) -> Result<()> {
+        if boundary < before || boundary > self.header.sequences as i64 {
+            return Err(self.wrong(format!(
+                "document index: entry {place} is {boundary}, not within {before} to {}",
+                self.header.sequences
+            )));
         }
         Ok(())
     }
@@ -195,30 +245,18 @@ impl Index {
         }
     }
 
-    /// The first sequence of each document and, at the end, the number of sequences.
+    /// The first document whose number of sequences is like this, and the number.
     ///
     /// # Errors
     /// A file that cannot be read.
-    pub fn boundaries(&self) -> Result<Vec<u64>> {
-        let mut boundaries = Vec::new();
-        for chunk in chunks(self.header.boundaries) {
-            let found = self.numbers(self.header.documents(), &chunk)?;
-            boundaries.extend(found.into_iter().map(|boundary| boundary.max(0) as u64));
-        }
-        Ok(boundaries)
-    }
-
-    /// The first document that has not two sequences, and their number.
-    ///
-    /// # Errors
-    /// A file that cannot be read.
-    pub fn first_unpaired(&self) -> Result<Option<(u64, i64)>> {
+    pub fn find_document(&self, is_like: impl Fn(i64) -> bool) -> Result<Option<(u64, i64)>> {
         let mut before = 0;
-        for chunk in chunks(self.header.boundaries) {
+        for chunk in chunks(0..self.header.boundaries) {
             let first = chunk.start;
             for (place, boundary) in (first..).zip(self.numbers(self.header.documents(), &chunk)?) {
-                if place > 0 && boundary.checked_sub(before) != Some(2) {
-                    return Ok(Some((place - 1, boundary.saturating_sub(before))));
+                let sequences = boundary.saturating_sub(before);
+                if place > 0 && is_like(sequences) {
+                    return Ok(Some((place - 1, sequences)));
                 }
                 before = boundary;
             }
@@ -277,7 +315,8 @@ fn wrong(name: &str, why: &str) -> Error {
     Error::io("data", format!("'{name}' is no index of Megatron, or is damaged: {why}; {remedy}"))
 }
 
-/// `0..count` in ranges of at most [`CHUNK`].
-fn chunks(count: u64) -> impl Iterator<Item = Range<u64>> {
-    (0..count).step_by(CHUNK as usize).map(move |start| start..count.min(start + CHUNK))
+/// A range in ranges of at most [`CHUNK`].
+fn chunks(entries: Range<u64>) -> impl Iterator<Item = Range<u64>> {
+    let end = entries.end;
+    entries.step_by(CHUNK as usize).map(move |start| start..end.min(start + CHUNK))
 }

@@ -15,6 +15,7 @@ use std::ffi::OsString;
 use std::fs::File;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 pub use builder::{BuilderState, IndexedDatasetBuilder};
 use index::Index;
@@ -44,6 +45,8 @@ pub struct IndexedDataset {
     /// The `.bin`, for messages.
     name: String,
     tokens: TokenArray,
+    /// Set once everything was compared.
+    checked: OnceLock<()>,
 }
 
 impl IndexedDataset {
@@ -85,7 +88,8 @@ impl IndexedDataset {
         let file = File::open(&bin).and_then(|file| TokenFile::new(&bin, file)).map_err(failed)?;
         let token_type = index.header.token_type;
         let len = metadata.len() / token_type.bytes() as u64;
-        Ok(IndexedDataset { index, name, tokens: TokenArray { file, offset: 0, token_type, len } })
+        let tokens = TokenArray { file, offset: 0, token_type, len };
+        Ok(IndexedDataset { index, name, tokens, checked: OnceLock::new() })
     }
 
     /// The type of the tokens.
@@ -117,21 +121,28 @@ impl IndexedDataset {
         self.index.document(document)
     }
 
-    /// The first sequence of each document and, at the end, the number of sequences. [`IndexedDataset::check`] has compared
-    /// them.
+    /// The lengths of sequences, and the first sequences of the documents that begin behind the first of them. Reads their
+    /// part of the index once and compares it.
     ///
     /// # Errors
-    /// A file that cannot be read.
-    pub(crate) fn boundaries(&self) -> Result<Vec<u64>> {
-        self.index.boundaries()
+    /// A range beyond the sequences; the first entry that is wrong, with its field.
+    pub(crate) fn part(&self, sequences: Range<u64>) -> Result<(Vec<u32>, Vec<u64>)> {
+        if sequences.is_empty() {
+            return Ok((Vec::new(), Vec::new()));
+        }
+        refuse_beyond("sequence", sequences.end - 1, self.num_sequences())?;
+        self.index.part(sequences)
     }
 
-    /// The first document that has not two sequences, and their number.
+    /// The first document whose number of sequences is like this, and the number.
     ///
     /// # Errors
     /// A file that cannot be read.
-    pub(crate) fn first_unpaired(&self) -> Result<Option<(u64, i64)>> {
-        self.index.first_unpaired()
+    pub(crate) fn find_document(
+        &self,
+        is_like: impl Fn(i64) -> bool,
+    ) -> Result<Option<(u64, i64)>> {
+        self.index.find_document(is_like)
     }
 
     /// The tokens of a sequence; numbers that are none become `u32::MAX`.
@@ -166,12 +177,16 @@ impl IndexedDataset {
         self.index.mode(sequence)
     }
 
-    /// Reads the whole index once and compares lengths, offsets and documents; not the tokens.
+    /// Reads the whole index and compares lengths, offsets and documents; not the tokens. Later calls read nothing.
     ///
     /// # Errors
     /// The first entry that is wrong, with its field.
     pub fn check(&self) -> Result<()> {
-        self.index.check()
+        if self.checked.get().is_none() {
+            self.index.check()?;
+            self.checked.get_or_init(|| ());
+        }
+        Ok(())
     }
 
     /// The tokens of a sequence, as positions in the `.bin`.

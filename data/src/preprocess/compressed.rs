@@ -52,7 +52,42 @@ struct ZstdReader<R> {
 /// The magic numbers of frames that are to be skipped, but for the last four bits.
 const SKIPPABLE: u32 = 0x184D_2A50;
 
+/// The largest window, as of `zstd` itself unless it is told otherwise: the decoder keeps so many bytes.
+const MAX_WINDOW: u64 = 1 << 27;
+
 impl<R: Read> ZstdReader<R> {
+    /// Reads the header of a frame behind its magic number, with which it is returned (RFC 8878, section 3.1.1.1).
+    ///
+    /// # Errors
+    /// A window that is too large.
+    fn header(&mut self, magic: [u8; 4]) -> io::Result<Vec<u8>> {
+        let mut header = magic.to_vec();
+        header.push(0);
+        self.file.read_exact(&mut header[4..])?;
+        let descriptor = usize::from(header[4]);
+        let is_single = descriptor & 0x20 != 0;
+        let dictionary = [0, 1, 2, 4][descriptor & 3];
+        let content = [usize::from(is_single), 2, 4, 8][descriptor >> 6];
+        header.resize(5 + usize::from(!is_single) + dictionary + content, 0);
+        self.file.read_exact(&mut header[5..])?;
+        let window = match is_single {
+            true => {
+                let size = &header[header.len() - content..];
+                size.iter().rev().fold(0, |size, &byte| size << 8 | u64::from(byte))
+            }
+            false => {
+                let base = 1 << (10 + (header[5] >> 3));
+                base + base / 8 * u64::from(header[5] & 7)
+            }
+        };
+        if window > MAX_WINDOW {
+            return Err(io::Error::other(format!(
+                "it has a window of {window} bytes, more than {MAX_WINDOW}: compress it anew, with --long=27 at most"
+            )));
+        }
+        Ok(header)
+    }
+
     /// Begins the next frame; false at the end of the file.
     fn next_frame(&mut self) -> io::Result<bool> {
         while !self.file.fill_buf()?.is_empty() {
@@ -66,7 +101,8 @@ impl<R: Read> ZstdReader<R> {
                 }
                 continue;
             }
-            self.decoder.reset((&head[..]).chain(&mut self.file)).map_err(io::Error::other)?;
+            let header = self.header(head)?;
+            self.decoder.reset((&header[..]).chain(&mut self.file)).map_err(io::Error::other)?;
             self.in_frame = true;
             return Ok(true);
         }

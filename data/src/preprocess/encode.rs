@@ -28,7 +28,7 @@ pub struct Encoded {
 }
 
 /// Tokens of a column that are given on before the batch ends, so that long documents take little memory.
-const PART: usize = 1 << 20;
+const PART: usize = 1 << 18;
 
 /// The tokens of a batch so far, and who takes them part by part.
 struct Output<'a> {
@@ -161,8 +161,8 @@ impl Encoder {
         let mut ends = [start; 2];
         for ((text, key), place) in texts.iter().zip(&self.keys).zip(0..) {
             let before = out.tokens.len();
-            self.pieces(text.as_ref(), |piece| {
-                out.tokens.extend(self.tokenizer.encode(piece)?);
+            self.pieces(text.as_ref(), |tokens| {
+                out.tokens.extend_from_slice(tokens);
                 Ok(())
             })?;
             ends[place] = out.tokens.len();
@@ -229,19 +229,19 @@ impl Encoder {
 
     /// Appends the tokens of a text.
     fn text(&self, text: &str, column: usize, output: &mut Output) -> Result<()> {
-        self.pieces(text, |piece| {
-            output.columns[column].tokens.extend(self.tokenizer.encode(piece)?);
+        self.pieces(text, |tokens| {
+            output.columns[column].tokens.extend_from_slice(tokens);
             output.give_if_many()
         })
     }
 
-    /// Calls `take` with the pieces into which a long text is cut.
-    fn pieces(&self, mut text: &str, mut take: impl FnMut(&str) -> Result<()>) -> Result<()> {
+    /// Calls `take` with the tokens of a text, part by part. A long text is cut into pieces.
+    fn pieces(&self, mut text: &str, mut take: impl FnMut(&[u32]) -> Result<()>) -> Result<()> {
         while let Some(cut) = self.cut.find(text, PIECE) {
-            take(&text[..cut.start])?;
+            self.tokenizer.encode_parts(&text[..cut.start], &mut take)?;
             text = &text[cut.end..];
         }
-        take(text)
+        self.tokenizer.encode_parts(text, &mut take)
     }
 }
 

@@ -207,7 +207,9 @@ impl Stream {
                 return Ok((searched > 0).then(|| self.take(searched)));
             }
             if searched > MAX_DOCUMENT {
-                let message = format!("'{name}': a line has more than {MAX_DOCUMENT} bytes");
+                let message = format!(
+                    "'{name}': a line has more than {MAX_DOCUMENT} bytes: give shorter documents, or plain text"
+                );
                 return Err(Error::io(AREA, message));
             }
         }

@@ -168,7 +168,15 @@ fn too_little_is_refused() {
     let error = of("a\n\nb", 16).unwrap_err().to_string();
     assert_eq!(
         error,
-        "data: no document has two sentences: there are 2 sentences in 2 documents, which blank lines separate in text"
+        "data: no document for training has two sentences: there are 2 sentences in 2 documents, which blank lines separate \
+         in text: give documents of several sentences"
+    );
+    let documents = Documents::from_text("a\n\nb", &Tokenizer::Byte).unwrap();
+    let error = HeldOutPairs::new(documents, special, 16).err().unwrap().to_string();
+    let remedy = "hold out more with --valid-fraction or --split, or name files by --valid-data";
+    assert!(
+        error.starts_with("data: no document for validation") && error.ends_with(remedy),
+        "{error}"
     );
     let error = of("a\nb", 4).unwrap_err().to_string();
     assert_eq!(error, "--seq-length: must be at least 5, [CLS] a [SEP] b [SEP], got 4");

@@ -10,7 +10,12 @@ pub(super) fn refuse<T>(tokenizer: &str) -> Result<T> {
     Err(Error::config("tokenizer", message))
 }
 
-pub(super) fn encode(_: &str, _: u32) -> Result<Vec<u32>> {
+pub(super) fn encode(
+    _: &str,
+    _: u32,
+    _: usize,
+    _: &mut dyn FnMut(&[u32]) -> Result<()>,
+) -> Result<()> {
     refuse("a text in GPT-2's byte pairs")
 }
 

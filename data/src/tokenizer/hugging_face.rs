@@ -1,13 +1,19 @@
 //! Tokenizers described by a Hugging Face `tokenizer.json`, run by the `tokenizers` crate with a regex engine in
 //! Rust, without a C library.
 
-use super::words::{WordCaches, WordRule};
+mod chunks;
+
+use self::chunks::Chunks;
+use super::sizes::Sizes;
+use super::words::{Piece, WordCaches, WordEncoder, WordPattern, WordRule, WordWriter};
 use ferrotron_tensor::{Error, Result};
+use std::ops::Range;
 use std::sync::Arc;
-use tokenizers::models::bpe::BPE;
+use tokenizers::pre_tokenizers::byte_level::ByteLevel;
+use tokenizers::pre_tokenizers::metaspace::PrependScheme;
 use tokenizers::{
-    DecoderWrapper, Model, NormalizerWrapper, OffsetReferential, OffsetType, PostProcessorWrapper,
-    PreTokenizedString, PreTokenizer, PreTokenizerWrapper, TokenizerImpl,
+    Encoding, Model, ModelWrapper, OffsetReferential, OffsetType, PreTokenizedString, PreTokenizer,
+    PreTokenizerWrapper,
 };
 
 /// A loaded `tokenizer.json`; clones share it.
@@ -18,8 +24,16 @@ struct Loaded {
     json: String,
     tokenizer: tokenizers::Tokenizer,
     vocab_size: usize,
-    /// The rule by which words can be cut, if it is known, and the tokens of words.
-    words: Option<(WordRule, WordCaches)>,
+    /// If it is known how words can be cut.
+    words: Option<Words>,
+}
+
+struct Words {
+    rule: WordRule,
+    caches: WordCaches,
+    chunks: Option<Chunks>,
+    /// The pre-tokenizer without the space that it puts in front of texts, and without cuts.
+    within: Option<PreTokenizerWrapper>,
 }
 
 impl HuggingFaceTokenizer {
@@ -39,7 +53,12 @@ impl HuggingFaceTokenizer {
         };
         let vocab_size = largest as usize + 1;
         let rule = WordRule::of_tokenizer(json, tokenizer.get_vocab(false).keys());
-        let words = rule.map(|rule| (rule, WordCaches::default()));
+        let words = rule.map(|rule| Words {
+            rule,
+            caches: WordCaches::default(),
+            chunks: Chunks::new(&tokenizer),
+            within: within_words(&rule, tokenizer.get_pre_tokenizer()),
+        });
         let json = json.to_string();
         Ok(HuggingFaceTokenizer(Arc::new(Loaded { json, tokenizer, vocab_size, words })))
     }
@@ -64,47 +83,39 @@ impl HuggingFaceTokenizer {
         ["<|endoftext|>", "<|end_of_text|>", "</s>"].iter().find_map(id)
     }
 
-    pub(super) fn encode(&self, text: &str) -> Result<Vec<u32>> {
-        let Loaded { tokenizer, words: Some((rule, caches)), .. } = &*self.0 else {
-            return self.encode_whole(text);
+    /// Encodes a text part by part, with memory that does not grow with it if it is known how words can be cut.
+    pub(super) fn encode(
+        &self,
+        text: &str,
+        sizes: Sizes,
+        give: &mut dyn FnMut(&[u32]) -> Result<()>,
+    ) -> Result<()> {
+        let Loaded { tokenizer, words: Some(words), .. } = &*self.0 else {
+            let encoding = self.0.tokenizer.encode_fast(text, false).map_err(failed("encode"))?;
+            return give(encoding.get_ids());
         };
-        // Added tokens and the normalizer come first, as in the crate.
-        let added = tokenizer.get_added_vocabulary();
-        let parts = added.extract_and_normalize(tokenizer.get_normalizer(), text);
-        let parts = parts.get_splits(OffsetReferential::Normalized, OffsetType::Byte);
-        if rule.without_added_tokens && parts.iter().any(|(_, _, added)| added.is_some()) {
-            return self.encode_whole(text);
-        }
-        caches.with(|cache| {
-            let mut tokens = Vec::with_capacity(text.len() / 4);
-            for (part, _, added) in &parts {
-                match added {
-                    Some(added) => tokens.extend(added.iter().map(|token| token.id)),
-                    None => rule.pattern.try_for_each_word(part, |word| {
-                        cache.append(word, &mut tokens, |word| self.word(word))
-                    })?,
+        words.caches.with(|cache| {
+            let mut parts = Parts {
+                loaded: &self.0,
+                words,
+                writer: WordWriter::new(cache, text.len() / 4, sizes.window, give),
+                pending: String::new(),
+                is_behind_added: false,
+            };
+            let mut rest = text;
+            loop {
+                let end = match &words.chunks {
+                    Some(chunks) => chunks.end(tokenizer, rest, sizes.chunk),
+                    None => rest.len(),
+                };
+                let (chunk, behind) = rest.split_at(end);
+                parts.append(chunk, rest.len() < text.len(), behind.is_empty())?;
+                if behind.is_empty() {
+                    return parts.writer.flush();
                 }
+                rest = behind;
             }
-            Ok(tokens)
         })
-    }
-
-    /// Encodes a text by the crate alone.
-    fn encode_whole(&self, text: &str) -> Result<Vec<u32>> {
-        let encoding = self.0.tokenizer.encode_fast(text, false).map_err(failed("encode"))?;
-        Ok(encoding.get_ids().to_vec())
-    }
-
-    /// The tokens of a word without added tokens.
-    fn word(&self, word: &str) -> Result<Vec<u32>> {
-        let mut parts = PreTokenizedString::from(word);
-        if let Some(pre_tokenizer) = self.0.tokenizer.get_pre_tokenizer() {
-            pre_tokenizer.pre_tokenize(&mut parts).map_err(failed("encode"))?;
-        }
-        let model = self.0.tokenizer.get_model();
-        parts.tokenize(|part| model.tokenize(part.get())).map_err(failed("encode"))?;
-        let encoding = parts.into_encoding(None, 0, OffsetType::None).map_err(failed("encode"))?;
-        Ok(encoding.get_ids().to_vec())
     }
 
     pub(super) fn decode(&self, tokens: &[u32]) -> String {
@@ -121,21 +132,163 @@ impl HuggingFaceTokenizer {
     }
 }
 
-/// A tokenizer whose model is known to be of byte pairs.
-type OfBytePairs = TokenizerImpl<
-    BPE,
-    NormalizerWrapper,
-    PreTokenizerWrapper,
-    PostProcessorWrapper,
-    DecoderWrapper,
->;
+/// A text between added tokens, chunk by chunk.
+struct Parts<'a> {
+    loaded: &'a Loaded,
+    words: &'a Words,
+    writer: WordWriter<'a>,
+    /// The normalized text whose words may go on in the next chunk.
+    pending: String,
+    /// Whether it begins behind an added token.
+    is_behind_added: bool,
+}
 
-/// Loads a file. A model whose type is not asked for is read into a tree first, which takes twice the memory.
-fn load(json: &str) -> Result<tokenizers::Tokenizer> {
-    match OfBytePairs::from_bytes(json) {
-        Ok(tokenizer) => Ok(tokenizer.into()),
-        Err(_) => tokenizers::Tokenizer::from_bytes(json).map_err(failed("load")),
+impl Parts<'_> {
+    /// Appends a chunk: whether it is behind a cut, and whether the text ends with it.
+    fn append(&mut self, chunk: &str, is_behind_cut: bool, is_last: bool) -> Result<()> {
+        // Added tokens and the normalizer come first, as in the crate.
+        let tokenizer = &self.loaded.tokenizer;
+        let added = tokenizer.get_added_vocabulary();
+        let parts = added.extract_and_normalize(tokenizer.get_normalizer(), chunk);
+        let parts = parts.get_splits(OffsetReferential::Normalized, OffsetType::Byte);
+        let searched = self.pending.len();
+        for (number, (part, _, added)) in parts.iter().enumerate() {
+            let part = match &self.words.chunks {
+                Some(chunks) if number == 0 && is_behind_cut => chunks.behind_cut(part),
+                _ => part,
+            };
+            if let Some(added) = added {
+                let pending = std::mem::take(&mut self.pending);
+                self.part(&pending)?;
+                added.iter().for_each(|token| self.writer.token(token.id));
+                self.is_behind_added = true;
+            } else if self.pending.is_empty() && (is_last || number + 1 < parts.len()) {
+                self.part(part)?;
+            } else {
+                self.pending.push_str(part);
+            }
+        }
+        let cut = match is_last {
+            true => Some(self.pending.len()),
+            false => self.words.rule.pattern.last_cut(&self.pending, searched),
+        };
+        if let Some(cut) = cut {
+            let rest = self.pending.split_off(cut);
+            let pending = std::mem::replace(&mut self.pending, rest);
+            self.part(&pending)?;
+        }
+        Ok(())
     }
+
+    /// Writes the words of a normalized text.
+    fn part(&mut self, mut text: &str) -> Result<()> {
+        if text.is_empty() {
+            return Ok(());
+        }
+        let Words { rule: WordRule { pattern, in_front_alone, .. }, .. } = *self.words;
+        let has_prefix = !(std::mem::take(&mut self.is_behind_added) && in_front_alone);
+        let encoder = Encoder { loaded: self.loaded, words: self.words, has_prefix: true };
+        if !has_prefix {
+            let first = pattern.first_word(text);
+            self.writer.uncached(&text[..first], &Encoder { has_prefix, ..encoder })?;
+            text = &text[first..];
+        }
+        self.writer.words(text, pattern, &encoder)
+    }
+}
+
+/// Encodes words.
+#[derive(Clone, Copy)]
+struct Encoder<'a> {
+    loaded: &'a Loaded,
+    words: &'a Words,
+    /// Whether a space may be put in front of a word.
+    has_prefix: bool,
+}
+
+impl Encoder<'_> {
+    fn encode(
+        &self,
+        text: &str,
+        pre_tokenizer: Option<&PreTokenizerWrapper>,
+        offsets: OffsetType,
+    ) -> Result<Encoding> {
+        let mut parts = PreTokenizedString::from(text);
+        if let Some(pre_tokenizer) = pre_tokenizer {
+            pre_tokenizer.pre_tokenize(&mut parts).map_err(failed("encode"))?;
+        }
+        let model = self.loaded.tokenizer.get_model();
+        parts.tokenize(|part| model.tokenize(part.get())).map_err(failed("encode"))?;
+        parts.into_encoding(None, 0, offsets).map_err(failed("encode"))
+    }
+
+    fn pre_tokenizer(&self, has_prefix: bool) -> Option<&PreTokenizerWrapper> {
+        match has_prefix {
+            true => self.loaded.tokenizer.get_pre_tokenizer(),
+            false => self.words.within.as_ref(),
+        }
+    }
+}
+
+impl WordEncoder for Encoder<'_> {
+    fn word(&self, word: &str) -> Result<Vec<u32>> {
+        let word = match self.loaded.tokenizer.get_model() {
+            ModelWrapper::WordPiece(model) => shortened(word, model.max_input_chars_per_word),
+            _ => word,
+        };
+        let encoding = self.encode(word, self.pre_tokenizer(self.has_prefix), OffsetType::None)?;
+        Ok(encoding.get_ids().to_vec())
+    }
+
+    fn has_pieces(&self, word: &str) -> bool {
+        // A pre-tokenizer that cuts at spaces finds none where the normalizer leaves none.
+        let is_cut = matches!(self.words.within, Some(PreTokenizerWrapper::Split(_)));
+        self.words.rule.by_windows && !(is_cut && word.contains(' '))
+    }
+
+    fn pieces(&self, word: &str, window: Range<usize>) -> Result<Vec<Piece>> {
+        let is_byte_level = matches!(self.words.within, Some(PreTokenizerWrapper::ByteLevel(_)));
+        let has_prefix = self.has_prefix && window.start == 0 && !is_byte_level;
+        let start = window.start;
+        let pre_tokenizer = self.pre_tokenizer(has_prefix);
+        let encoding = self.encode(&word[window], pre_tokenizer, OffsetType::Byte)?;
+        let places = encoding.get_ids().iter().zip(encoding.get_offsets());
+        Ok(places
+            .map(|(&id, &(from, to))| Piece { id, start: start + from, end: start + to })
+            .collect())
+    }
+}
+
+/// The beginning of a word of WordPieces that is unknown as a whole, since it has only letters and digits, and many more than
+/// `most`: the beginning is as unknown.
+fn shortened(word: &str, most: usize) -> &str {
+    let enough = 8 * most + 64;
+    let is_one = || word.chars().all(|c| c.is_alphabetic() || c.is_ascii_digit());
+    match word.len() > enough && is_one() {
+        true => &word[..word.floor_char_boundary(enough)],
+        false => word,
+    }
+}
+
+/// The pre-tokenizer for parts of words.
+fn within_words(
+    rule: &WordRule,
+    pre_tokenizer: Option<&PreTokenizerWrapper>,
+) -> Option<PreTokenizerWrapper> {
+    match (pre_tokenizer?, rule.pattern) {
+        (PreTokenizerWrapper::Metaspace(meta_space), _) => {
+            let mut meta_space = meta_space.clone();
+            meta_space.set_prepend_scheme(PrependScheme::Never);
+            Some(meta_space.into())
+        }
+        (other, WordPattern::Spaces(_)) => Some(other.clone()),
+        _ => Some(ByteLevel::new(false, false, false).into()),
+    }
+}
+
+/// Loads a file. Through `parse` its parts are compiled once, in the crate of tokenizers.
+fn load(json: &str) -> Result<tokenizers::Tokenizer> {
+    json.parse().map_err(failed("load"))
 }
 
 /// Converts an error of the `tokenizers` crate.

@@ -4,6 +4,7 @@ use ferrotron_tensor::Result;
 use std::convert::Infallible;
 
 use super::gpt2::refuse;
+use super::sizes::Sizes;
 
 /// A loaded `tokenizer.json`, which does not exist without the feature `tokenizers`.
 #[derive(Clone)]
@@ -36,7 +37,12 @@ impl HuggingFaceTokenizer {
         match self.0 {}
     }
 
-    pub(super) fn encode(&self, _: &str) -> Result<Vec<u32>> {
+    pub(super) fn encode(
+        &self,
+        _: &str,
+        _: Sizes,
+        _: &mut dyn FnMut(&[u32]) -> Result<()>,
+    ) -> Result<()> {
         match self.0 {}
     }
 

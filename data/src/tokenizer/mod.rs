@@ -23,6 +23,7 @@ mod gpt2;
 mod hugging_face;
 mod lossy;
 mod null;
+mod sizes;
 mod special_tokens;
 mod word_piece;
 #[cfg(feature = "tokenizers")]
@@ -33,6 +34,7 @@ use serde::{Deserialize, Serialize};
 use std::{fmt, path::Path, path::PathBuf, str::FromStr};
 
 use lossy::{REPLACEMENT, lossy};
+use sizes::{SIZES, Sizes};
 
 pub use char_level::CharTokenizer;
 pub use hugging_face::HuggingFaceTokenizer;
@@ -180,12 +182,52 @@ impl Tokenizer {
     /// Errors, with the position, if a character is not in the vocabulary of a char tokenizer; for GPT-2, without the
     /// feature `tokenizers`.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
+        let mut tokens = Vec::new();
+        self.encode_parts(text, |part| {
+            tokens.extend_from_slice(part);
+            Ok(())
+        })?;
+        Ok(tokens)
+    }
+
+    /// Encodes `text` as [`Tokenizer::encode`] does: `give` gets the tokens, part by part, so that those of a long text
+    /// need not be in memory.
+    ///
+    /// # Errors
+    /// As [`Tokenizer::encode`]; the first error of `give`.
+    ///
+    /// ```
+    /// use ferrotron_data::tokenizer::Tokenizer;
+    /// let (text, mut count) = ("word ".repeat(100_000), 0);
+    /// Tokenizer::Byte.encode_parts(&text, |tokens| {
+    ///     count += tokens.len();
+    ///     Ok(())
+    /// })?;
+    /// assert_eq!(count, 500_000);
+    /// # Ok::<(), ferrotron_tensor::Error>(())
+    /// ```
+    pub fn encode_parts(
+        &self,
+        text: &str,
+        mut give: impl FnMut(&[u32]) -> Result<()>,
+    ) -> Result<()> {
+        self.encode_in(text, SIZES, &mut give)
+    }
+
+    fn encode_in(
+        &self,
+        text: &str,
+        sizes: Sizes,
+        give: &mut dyn FnMut(&[u32]) -> Result<()>,
+    ) -> Result<()> {
         match self {
-            Tokenizer::Byte => Ok(text.bytes().map(u32::from).collect()),
-            Tokenizer::Char(char_level) => char_level.encode(text),
-            Tokenizer::Gpt2 => gpt2::encode(text, GPT2_END_OF_TEXT),
-            Tokenizer::Null(size) => null::encode(text, *size),
-            Tokenizer::HuggingFace(file) => file.encode(text),
+            Tokenizer::Byte => text.as_bytes().chunks(sizes.chunk).try_for_each(|bytes| {
+                give(&bytes.iter().map(|&byte| u32::from(byte)).collect::<Vec<_>>())
+            }),
+            Tokenizer::Char(char_level) => give(&char_level.encode(text)?),
+            Tokenizer::Gpt2 => gpt2::encode(text, GPT2_END_OF_TEXT, sizes.window, give),
+            Tokenizer::Null(size) => give(&null::encode(text, *size)?),
+            Tokenizer::HuggingFace(file) => file.encode(text, sizes, give),
         }
     }
 

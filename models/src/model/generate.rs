@@ -2,10 +2,11 @@
 
 use ferrotron_autograd::no_grad;
 use ferrotron_nn::{Context, KvCache};
-use ferrotron_tensor::{Error, Result, Tensor};
+use ferrotron_tensor::{Device, Error, Result, Tensor};
 use std::ops::ControlFlow;
 
 use crate::finite::first_not_finite;
+use crate::model::config::GptConfig;
 use crate::model::gpt::Gpt;
 pub use crate::model::sampling::Sampling;
 
@@ -56,10 +57,33 @@ pub fn generate_batch(
     requests: &[GenerationRequest],
     mut on_token: impl FnMut(usize, u32) -> ControlFlow<()>,
 ) -> Result<Vec<Vec<u32>>> {
-    requests.iter().try_for_each(|request| check(gpt, request))?;
+    let next = |texts: Vec<Text>| {
+        let texts = next_logits(gpt, texts)?.into_iter();
+        Ok(texts.map(|(text, logits)| (text.choose(requests, &logits), text)).collect())
+    };
+    let goes_on = |added: &[(usize, u32)]| {
+        Ok(added.iter().map(|&(index, token)| on_token(index, token).is_continue()).collect())
+    };
+    continue_texts(gpt.config(), requests, |_, room| gpt.caches(1, room), next, goes_on)
+}
+
+/// Continues texts until each is full, has ended or is broken off; returns all tokens of each. `caches` makes those of a text by
+/// its number and the positions that it needs, `next` chooses the next token of each text, in order, and `goes_on` is told all
+/// tokens of a round, with the numbers of their texts, and says which of these go on.
+///
+/// # Errors
+/// As [`generate`].
+pub(crate) fn continue_texts(
+    config: &GptConfig,
+    requests: &[GenerationRequest],
+    caches: impl Fn(usize, usize) -> Result<Vec<KvCache>>,
+    mut next: impl FnMut(Vec<Text>) -> Result<Vec<(u32, Text)>>,
+    mut goes_on: impl FnMut(&[(usize, u32)]) -> Result<Vec<bool>>,
+) -> Result<Vec<Vec<u32>>> {
+    requests.iter().try_for_each(|request| check(config, request))?;
     let texts = requests.iter().enumerate().map(|(index, request)| {
         let room = request.prompt.len().saturating_add(request.max_new_tokens);
-        let (caches, tokens) = (gpt.caches(1, room)?, request.prompt.clone());
+        let (caches, tokens) = (caches(index, room)?, request.prompt.clone());
         Ok(Text { index, tokens, caches, first: 0, unread: 0 })
     });
     let mut active = texts.collect::<Result<Vec<Text>>>()?;
@@ -75,28 +99,30 @@ pub fn generate_batch(
         if active.is_empty() {
             return Ok(ended);
         }
-        let mut going_on = Vec::new();
-        for (mut text, logits) in next_logits(gpt, active)? {
-            let request = &requests[text.index];
-            let token = request.sampling.choose(&logits, text.tokens.len() as u64);
-            let ends = request.sampling.end_of_text == Some(token);
-            if !ends {
-                text.tokens.push(token);
-            }
-            if ends || on_token(text.index, token).is_break() {
+        let (mut longer, mut added) = (Vec::new(), Vec::new());
+        for (token, mut text) in next(active)? {
+            if requests[text.index].sampling.end_of_text == Some(token) {
                 ended[text.index] = text.tokens;
             } else {
-                going_on.push(text);
+                text.tokens.push(token);
+                added.push((text.index, token));
+                longer.push(text);
             }
         }
-        active = going_on;
+        active = Vec::new();
+        for (text, goes_on) in longer.into_iter().zip(goes_on(&added)?) {
+            match goes_on {
+                true => active.push(text),
+                false => ended[text.index] = text.tokens,
+            }
+        }
     }
 }
 
 /// A text that is being continued.
-struct Text {
+pub(crate) struct Text {
     /// Its number among the requests.
-    index: usize,
+    pub index: usize,
     tokens: Vec<u32>,
     /// One for each block.
     caches: Vec<KvCache>,
@@ -106,10 +132,51 @@ struct Text {
     unread: usize,
 }
 
-fn check(gpt: &Gpt, request: &GenerationRequest) -> Result<()> {
+impl Text {
+    /// Moves the window of at most `longest` tokens behind the last token. If it slides, the caches are empty from then on.
+    pub fn slide(&mut self, longest: usize) {
+        let start = self.tokens.len().saturating_sub(longest);
+        if start > self.first {
+            self.caches.iter_mut().for_each(KvCache::clear);
+            (self.first, self.unread) = (start, start);
+        }
+    }
+
+    /// Number of tokens that are not in the caches.
+    pub fn num_unread(&self) -> usize {
+        self.tokens.len() - self.unread
+    }
+
+    /// The token that its request chooses by `logits`.
+    pub fn choose(&self, requests: &[GenerationRequest], logits: &[f64]) -> u32 {
+        requests[self.index].sampling.choose(logits, self.tokens.len() as u64)
+    }
+}
+
+/// The tokens (B, T) of `texts` with equally many new ones, and their caches for a forward over these.
+pub(crate) fn join(device: &Device, texts: &mut [Text]) -> Result<(Tensor, Vec<KvCache>)> {
+    let new = texts.iter().flat_map(|text| &text.tokens[text.unread..]);
+    let new: Vec<u32> = new.copied().collect();
+    let new = Tensor::from_slice(device, &new, &[texts.len(), new.len() / texts.len()])?;
+    let blocks = texts[0].caches.len();
+    let mut of_texts: Vec<_> =
+        texts.iter_mut().map(|text| std::mem::take(&mut text.caches).into_iter()).collect();
+    let join = |_| KvCache::join(of_texts.iter_mut().filter_map(Iterator::next));
+    Ok((new, (0..blocks).map(join).collect()))
+}
+
+/// Gives `texts` their caches back, which have all tokens from then on.
+pub(crate) fn split(caches: Vec<KvCache>, texts: &mut [Text]) {
+    for cache in caches {
+        texts.iter_mut().zip(cache.split()).for_each(|(text, cache)| text.caches.push(cache));
+    }
+    texts.iter_mut().for_each(|text| text.unread = text.tokens.len());
+}
+
+fn check(config: &GptConfig, request: &GenerationRequest) -> Result<()> {
     let GenerationRequest { prompt, sampling, .. } = request;
     sampling.validate()?;
-    let vocab = gpt.config().vocab_size;
+    let vocab = config.vocab_size;
     if prompt.is_empty() {
         return Err(Error::value("generate", "the prompt is empty: give at least one token"));
     }
@@ -125,16 +192,10 @@ fn check(gpt: &Gpt, request: &GenerationRequest) -> Result<()> {
 /// The logits for the next token of each text, in the same order.
 fn next_logits(gpt: &Gpt, mut texts: Vec<Text>) -> Result<Vec<(Text, Vec<f64>)>> {
     let longest = gpt.config().max_position_embeddings;
-    for text in &mut texts {
-        let start = text.tokens.len().saturating_sub(longest);
-        if start > text.first {
-            text.caches.iter_mut().for_each(KvCache::clear);
-            (text.first, text.unread) = (start, start);
-        }
-    }
+    texts.iter_mut().for_each(|text| text.slide(longest));
     // Texts of which one token is new share a forward.
-    let is_next = |text: &Text| text.tokens.len() - text.unread == 1;
-    let (mut next, alone): (Vec<Text>, Vec<Text>) = texts.into_iter().partition(is_next);
+    let (mut next, alone): (Vec<Text>, Vec<Text>) =
+        texts.into_iter().partition(|text| text.num_unread() == 1);
     let mut found = Vec::new();
     for text in alone {
         let mut texts = vec![text];
@@ -153,22 +214,12 @@ fn next_logits(gpt: &Gpt, mut texts: Vec<Text>) -> Result<Vec<(Text, Vec<f64>)>>
 fn forward(gpt: &Gpt, texts: &mut [Text]) -> Result<Vec<Vec<f64>>> {
     let ctx = Context::eval(texts.len(), gpt.config().max_position_embeddings);
     let device = gpt.scope().device();
-    let new: Vec<u32> =
-        texts.iter().flat_map(|text| &text.tokens[text.unread..]).copied().collect();
-    let new = Tensor::from_slice(device, &new, &[texts.len(), new.len() / texts.len()])?;
-    let blocks = texts[0].caches.len();
-    let mut of_texts: Vec<_> =
-        texts.iter_mut().map(|text| std::mem::take(&mut text.caches).into_iter()).collect();
-    let join = |_| KvCache::join(of_texts.iter_mut().filter_map(Iterator::next));
-    let mut caches: Vec<KvCache> = (0..blocks).map(join).collect();
+    let (new, mut caches) = join(device, texts)?;
     let logits = device.run(|| no_grad(|| gpt.next_token_logits(&ctx, &new, &mut caches)))?;
-    for cache in caches {
-        texts.iter_mut().zip(cache.split()).for_each(|(text, cache)| text.caches.push(cache));
-    }
+    split(caches, texts);
     let logits = logits.value().to_f64()?;
     let rows = logits.chunks(gpt.config().vocab_size).map(<[f64]>::to_vec);
-    for (text, logits) in texts.iter_mut().zip(logits.chunks(gpt.config().vocab_size)) {
-        text.unread = text.tokens.len();
+    for (text, logits) in texts.iter().zip(logits.chunks(gpt.config().vocab_size)) {
         if let Some(bad) = logits.iter().find(|logit| !logit.is_finite()) {
             return Err(not_finite(gpt, text, *bad)?);
         }
@@ -192,159 +243,4 @@ fn not_finite(gpt: &Gpt, text: &Text, bad: f64) -> Result<Error> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::model::gpt::GptConfig;
-    use ferrotron_nn::{Module, Scope};
-    use ferrotron_tensor::{DType, Device};
-    use std::ops::ControlFlow::{Break, Continue};
-
-    fn gpt(positions: usize) -> Result<Gpt> {
-        of_style(GptConfig::gpt2(11, 2, 8, 2, positions))
-    }
-
-    fn of_style(style: GptConfig) -> Result<Gpt> {
-        let scope = Scope::new(&Device::cpu(1)?, DType::F64, 3);
-        Gpt::new(&scope, &GptConfig { init_method_std: 0.5, ..style })
-    }
-
-    /// Greedy without a cache: the last tokens that fit go through the model for every new one.
-    fn without_cache(gpt: &Gpt, prompt: &[u32], count: usize) -> Result<Vec<u32>> {
-        let mut tokens = prompt.to_vec();
-        for _ in 0..count {
-            let window =
-                &tokens[tokens.len().saturating_sub(gpt.config().max_position_embeddings)..];
-            let input = Tensor::from_slice(gpt.scope().device(), window, &[1, window.len()])?;
-            let ctx = Context::eval(1, window.len());
-            let logits = gpt.forward(&ctx, &input)?.value().to_f64()?;
-            tokens.push(Sampling::GREEDY.choose(&logits[logits.len() - 11..], 0));
-        }
-        Ok(tokens)
-    }
-
-    /// Generates before, at and past the context's length, with learned and with rotary positions. Prompts are shorter
-    /// than the context, fill it exactly and exceed it.
-    #[test]
-    fn every_token_follows_from_the_last_ones_that_fit() -> Result<()> {
-        for style in [GptConfig::gpt2(11, 2, 8, 2, 8), GptConfig::llama(11, 2, 8, 2, 1, 8)] {
-            let gpt = of_style(style)?;
-            for length in [1, 5, 7, 8, 9, 16, 21] {
-                let prompt: Vec<u32> = (0..length).map(|i| i * i * 7 % 11).collect();
-                let mut seen = Vec::new();
-                let got = generate(&gpt, &prompt, 20, &Sampling::GREEDY, |token| {
-                    seen.push(token);
-                    Continue(())
-                })?;
-                assert_eq!(got, without_cache(&gpt, &prompt, 20)?, "a prompt of {length}");
-                assert_eq!((&got[..prompt.len()], &got[prompt.len()..]), (&prompt[..], &seen[..]));
-                let none = generate(&gpt, &prompt, 0, &Sampling::GREEDY, |_| Continue(()))?;
-                assert_eq!(none, prompt);
-                let until = |end| move |token| if token == end { Break(()) } else { Continue(()) };
-                let cut = generate(&gpt, &prompt, 20, &Sampling::GREEDY, until(seen[4]))?;
-                let end = seen.iter().position(|token| *token == seen[4]).expect("it was chosen");
-                assert_eq!(cut, got[..=prompt.len() + end]);
-            }
-        }
-        Ok(())
-    }
-
-    /// Prompts of all lengths, which end, are broken off and slide at different times.
-    #[test]
-    fn texts_of_a_batch_are_continued_as_alone() -> Result<()> {
-        for style in [GptConfig::gpt2(11, 2, 8, 2, 8), GptConfig::llama(11, 2, 8, 2, 1, 8)] {
-            let gpt = of_style(style)?;
-            let requests: Vec<GenerationRequest> = [1_u32, 5, 3, 8, 5, 12]
-                .into_iter()
-                .enumerate()
-                .map(|(index, length)| GenerationRequest {
-                    prompt: (0..length).map(|i| (i * i * 7 + index as u32) % 11).collect(),
-                    max_new_tokens: [14, 2, 0, 9, 14, 5][index],
-                    sampling: Sampling {
-                        temperature: [0.0, 1.0][index % 2],
-                        seed: index as u64,
-                        end_of_text: Some(4),
-                        ..Sampling::GREEDY
-                    },
-                })
-                .collect();
-            let until = |index: usize, token: u32| match (index, token) {
-                (4, 7) => Break(()),
-                _ => Continue(()),
-            };
-            let together = generate_batch(&gpt, &requests, until)?;
-            for (index, (request, got)) in requests.iter().zip(together).enumerate() {
-                let GenerationRequest { prompt, max_new_tokens, sampling } = request;
-                let alone =
-                    generate(&gpt, prompt, *max_new_tokens, sampling, |token| until(index, token))?;
-                assert_eq!(got, alone, "text {index}");
-            }
-        }
-        Ok(())
-    }
-
-    /// The next token's logits of sequences with different lengths are those of each alone, to the bit, in all dtypes.
-    #[test]
-    fn sequences_of_a_batch_do_not_change_each_other() -> Result<()> {
-        for dtype in [DType::F64, DType::F32, DType::BF16] {
-            let scope = Scope::new(&Device::cpu(2)?, dtype, 3);
-            let gpt = Gpt::new(&scope, &GptConfig::gpt2(300, 2, 64, 4, 48))?;
-            let texts = || -> Result<Vec<Text>> {
-                let text = |(index, length): (usize, u32)| {
-                    let tokens = (0..length).map(|i| (i * 37 + index as u32) % 300).collect();
-                    Ok(Text { index, tokens, caches: gpt.caches(1, 48)?, first: 0, unread: 0 })
-                };
-                [3, 30, 17, 30, 1].into_iter().enumerate().map(text).collect()
-            };
-            let take = |texts: Vec<Text>| -> Result<_> {
-                let mut texts = next_logits(&gpt, texts)?;
-                texts.iter_mut().for_each(|(text, _)| text.tokens.push(9));
-                Ok(texts.into_iter().map(|(text, _)| text).collect::<Vec<_>>())
-            };
-            let together = next_logits(&gpt, take(texts()?)?)?;
-            for (text, (_, got)) in texts()?.into_iter().zip(together) {
-                let alone = next_logits(&gpt, take(vec![text])?)?;
-                assert_eq!(got, alone[0].1, "{dtype}");
-            }
-        }
-        Ok(())
-    }
-
-    #[test]
-    fn the_end_of_a_text_ends_it() -> Result<()> {
-        let gpt = gpt(32)?;
-        let all = generate(&gpt, &[3, 1], 20, &Sampling::GREEDY, |_| Continue(()))?;
-        let sampling = Sampling { end_of_text: Some(all[6]), ..Sampling::GREEDY };
-        let first = all[2..].iter().position(|&token| token == all[6]).expect("it was chosen");
-        assert_eq!(generate(&gpt, &[3, 1], 20, &sampling, |_| Continue(()))?, all[..2 + first]);
-        Ok(())
-    }
-
-    #[test]
-    fn bad_requests_are_refused() -> Result<()> {
-        let gpt = gpt(8)?;
-        let refused = |prompt: &[u32], sampling: Sampling| {
-            generate(&gpt, prompt, 1, &sampling, |_| Continue(())).unwrap_err().to_string()
-        };
-        assert!(refused(&[], Sampling::GREEDY).contains("empty"));
-        assert!(refused(&[11], Sampling::GREEDY).contains("token 11"));
-        assert!(refused(&[1], Sampling { temperature: -1.0, ..Sampling::GREEDY }).contains("-1"));
-        assert!(refused(&[1], Sampling { top_k: Some(0), ..Sampling::GREEDY }).contains("top-k"));
-        assert!(refused(&[1], Sampling { top_p: Some(1.5), ..Sampling::GREEDY }).contains("1.5"));
-        assert!(
-            refused(&[1], Sampling { temperature: f64::NAN, ..Sampling::GREEDY }).contains("NaN")
-        );
-        Ok(())
-    }
-
-    #[test]
-    fn damaged_weights_are_named() -> Result<()> {
-        let gpt = gpt(8)?;
-        let params = gpt.params();
-        let bias = params.iter().find(|param| param.name() == "blocks.1.mlp.fc.bias").unwrap();
-        bias.leaf().set_value(&Tensor::full(gpt.scope().device(), DType::F64, &[32], f64::NAN)?)?;
-        let error =
-            generate(&gpt, &[1], 1, &Sampling::GREEDY, |_| Continue(())).unwrap_err().to_string();
-        assert!(error.contains("blocks.1.mlp.fc.bias[0] is NaN"), "{error}");
-        Ok(())
-    }
-}
+mod tests;

@@ -5,7 +5,8 @@
 use ferrotron_autograd::ops::cross_entropy::Loss;
 use ferrotron_autograd::{Offloader, Var};
 use ferrotron_nn::{
-    Axis, Context, Dropout, Embedding, KvCache, Module, Norm, Param, Scope, WeightDecay,
+    AttentionConfig, Axis, Context, Dropout, Embedding, KvCache, Module, Norm, Param, Scope,
+    WeightDecay,
 };
 use ferrotron_parallel::mesh::Mesh;
 use ferrotron_parallel::tensor_parallel::{
@@ -326,27 +327,51 @@ impl Gpt {
         tokens: &Tensor,
         caches: &mut [KvCache],
     ) -> Result<Var> {
+        let x = self.embed_next(ctx, tokens, caches)?;
+        self.last_logits(&self.run_cached_blocks(ctx, x, caches)?)
+    }
+
+    /// tokens (B, T), which continue the cached positions of each sequence -> (B, T, C), the input of the first block.
+    pub(crate) fn embed_next(
+        &self,
+        ctx: &Context,
+        tokens: &Tensor,
+        caches: &[KvCache],
+    ) -> Result<Var> {
         let cached = caches.first().map_or(Vec::new(), KvCache::lens);
         let count = tokens.dim(1)?;
         let first = cached.first().copied().unwrap_or(0);
-        let x = match cached.iter().all(|&cached| cached == first) {
-            true => self.embed_run(ctx, tokens, first..first + count)?, // (B, T, C)
-            false => {
-                let positions = cached.iter().flat_map(|&cached| cached..cached + count);
-                let positions: Vec<u32> = positions.map(|position| position as u32).collect();
-                let run = || Tensor::constant(tokens.device(), &positions, tokens.dims());
-                self.embeddings()?.forward(ctx, tokens, count, run)?
-            }
-        };
-        let x = self.transformer.forward_cached(ctx, x, caches)?;
+        if cached.iter().all(|&cached| cached == first) {
+            return self.embed_run(ctx, tokens, first..first + count);
+        }
+        let positions = cached.iter().flat_map(|&cached| cached..cached + count);
+        let positions: Vec<u32> = positions.map(|position| position as u32).collect();
+        let run = || Tensor::constant(tokens.device(), &positions, tokens.dims());
+        self.embeddings()?.forward(ctx, tokens, count, run)
+    }
+
+    /// (B, T, C) -> (B, T, C), through the blocks, for positions that continue those of their caches.
+    pub(crate) fn run_cached_blocks(
+        &self,
+        ctx: &Context,
+        x: Var,
+        caches: &mut [KvCache],
+    ) -> Result<Var> {
+        self.transformer.forward_cached(ctx, x, caches)
+    }
+
+    /// The logits (B, V) behind the last position of (B, T, C), the output of the last block.
+    pub(crate) fn last_logits(&self, x: &Var) -> Result<Var> {
         let (batch, length) = (x.dims()[0], x.dims()[1]);
         let last = x.narrow(1, length - 1, 1)?; // (B, 1, C)
         self.logits(&last)?.reshape(&[batch, self.config.vocab_size]) // (B, V)
     }
 
-    /// Empty caches for every block, with room for `positions` positions or the longest sequence, if that is less.
+    /// Empty caches for every block of this rank, of the heads that it has, with room for `positions` positions or the longest
+    /// sequence, if that is less.
     pub fn caches(&self, batch: usize, positions: usize) -> Result<Vec<KvCache>> {
-        let config = self.config.attention();
+        let whole = self.config.attention();
+        let config = AttentionConfig { groups: whole.groups / self.tp.group().size(), ..whole };
         let capacity = positions.min(self.config.max_position_embeddings);
         let (device, dtype) = (self.scope.device(), self.scope.dtype());
         let cache = |_| KvCache::new(device, dtype, batch, capacity, &config);

@@ -18,7 +18,8 @@
 //! | GPT-NeoX-20B | arXiv 2204.06745, section 2 |
 //!
 //! Sequences have the length of the first stage of training, and the longest sequence is that of `config.json`. Fields are
-//! those of the base models, but for the longest sequence of Qwen 3, which is that of the chat models.
+//! those of the base models, but for the longest sequence of Qwen 3, which is that of the chat models, and of Pythia 14M and
+//! 31M, which is that of training. docs/hugging-face.md says against which copies of `config.json` they were checked.
 
 use crate::model::block::Normalization;
 use crate::model::config::{ActivationKind, GptConfig};

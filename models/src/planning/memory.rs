@@ -14,7 +14,7 @@ use ferrotron_parallel::tensor_parallel::SequenceParallel;
 use ferrotron_tensor::{Category, DType, Device, Error, MemoryKind, Result};
 use serde::Serialize;
 
-use crate::io::data::{Batch, BatchArray, Samples};
+use crate::io::data::{Batch, BatchArray, Samples, TokenBatch};
 use crate::training::batch_size::{BatchSize, BatchSizeConfig};
 use crate::training::trainer::{Model, ModelChunk, Trainer, TrainerConfig};
 
@@ -23,7 +23,7 @@ use crate::training::trainer::{Model, ModelChunk, Trainer, TrainerConfig};
 /// ```
 /// use ferrotron_models::batch_size::{BatchSize, BatchSizeConfig};
 /// use ferrotron_models::gpt::{Gpt, GptConfig};
-/// use ferrotron_models::memory::{MemoryEstimator, PlannedDevice};
+/// use ferrotron_models::memory::{DocumentResets, MemoryEstimator, PlannedDevice};
 /// use ferrotron_models::trainer::TrainerConfig;
 /// use ferrotron_nn::schedule::LrSchedule;
 /// use ferrotron_parallel::mesh::ParallelDims;
@@ -40,6 +40,7 @@ use crate::training::trainer::{Model, ModelChunk, Trainer, TrainerConfig};
 ///     trainer: TrainerConfig::new(1, LrSchedule::constant(1e-3)?, BatchSize::new(batch_size)?),
 ///     dtype: DType::BF16,
 ///     seq_length: 1024,
+///     documents: DocumentResets::default(),
 ///     device: PlannedDevice::Cpu { threads: 2 },
 /// };
 /// let memory = plan.stages()?[0].memory;
@@ -62,8 +63,20 @@ pub struct MemoryEstimator<M: Model> {
     pub dtype: DType,
     /// Tokens per sequence.
     pub seq_length: usize,
+    /// What stops at the ends of documents.
+    pub documents: DocumentResets,
     /// The device of each rank.
     pub device: PlannedDevice,
+}
+
+/// What stops at the ends of the documents in a sample: both with packed samples, else as
+/// [`DocumentConfig`](crate::data::DocumentConfig) says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct DocumentResets {
+    /// Tokens attend to those of their own document alone. On a GPU, each query has the range of its keys.
+    pub attention: bool,
+    /// Positions count from 0 in each document: a batch has them as an array.
+    pub positions: bool,
 }
 
 /// The kind of device of a rank.
@@ -228,7 +241,8 @@ impl<M: Model> MemoryEstimator<M> {
         })?;
         let trainer = TrainerConfig { batch_size, ..self.trainer.clone() };
         let mut trainer = self.fake_trainer(rank, trainer)?;
-        let samples = ExampleSamples::<M> { config: &self.model, seq_length: self.seq_length };
+        let (seq_length, documents) = (self.seq_length, self.documents);
+        let samples = ExampleSamples::<M> { config: &self.model, seq_length, documents };
         trainer.step(&samples)?;
         let mut found = RankMemory::from_device(trainer.scope().device());
         // The arrays of all micro-batches are in memory throughout a step.
@@ -259,19 +273,22 @@ const MOST_TOKENS: usize = 1 << 24;
 struct ExampleSamples<'a, M: Model> {
     config: &'a M::Config,
     seq_length: usize,
+    documents: DocumentResets,
 }
 
 impl<M: Model> ExampleSamples<'_, M> {
     /// The bytes of a micro-batch on a rank that shares the positions with `context` - 1 others.
     fn bytes(&self, micro_batch: usize, context: usize, device: PlannedDevice) -> Result<usize> {
-        let batch = M::example_batch(self.config, micro_batch, self.seq_length)?;
+        let batch = self.batch(0, micro_batch)?;
         let bytes = |array: &BatchArray| {
             array.values.bytes() / if array.has_positions { context } else { 1 }
         };
         let arrays: usize = batch.arrays().iter().map(bytes).sum();
         // On a GPU, each query's first and last key. Where ranks share positions, each pass makes its own.
-        let key_ranges = match (device, batch.key_lengths()) {
-            (PlannedDevice::Gpu(_), Some(_)) if context == 1 => 8 * batch.rows() * self.seq_length,
+        let key_ranges = match device {
+            PlannedDevice::Gpu(_) if batch.restricts_attention() && context == 1 => {
+                8 * batch.rows() * self.seq_length
+            }
             _ => 0,
         };
         Ok(arrays + key_ranges)
@@ -280,9 +297,18 @@ impl<M: Model> ExampleSamples<'_, M> {
 
 impl<M: Model> Samples for ExampleSamples<'_, M> {
     fn batch(&self, first_sample: u64, micro_batch: usize) -> Result<Batch> {
-        let mut batch = M::example_batch(self.config, micro_batch, self.seq_length)?;
+        let length = self.seq_length;
+        let mut batch = M::example_batch(self.config, micro_batch, length)?;
         batch.first_sample = first_sample;
-        Ok(batch)
+        if self.documents.positions {
+            let positions = (0..micro_batch).flat_map(|_| 0..length as u32).collect();
+            batch =
+                batch.with_positions(TokenBatch::POSITIONS, positions, &[micro_batch, length])?;
+        }
+        match self.documents.attention {
+            true => batch.with_documents(vec![vec![0, length]; micro_batch]),
+            false => Ok(batch),
+        }
     }
 
     fn seq_length(&self) -> usize {

@@ -3,6 +3,7 @@
 pub mod batch_size;
 pub mod bench;
 pub mod evaluate;
+pub mod generate_on_ranks;
 mod loss;
 pub mod loss_curve;
 pub(crate) mod microbatch;

@@ -209,7 +209,7 @@ struct ScoringModel<'a> {
 impl ScoringModel<'_> {
     /// The numbers of the scored tokens of a micro-batch, for x (B, T, C); none on all tensor-parallel ranks but the first.
     fn numbers(&self, part: &Gpt, batch: &BatchInFlight, x: &Tensor) -> Result<Vec<f64>> {
-        let at_once = (LOGITS_AT_ONCE / part.config().vocab_size).max(1);
+        let at_once = self.positions_at_once(part, x);
         let reports = self.model.mesh.axis(Axis::Tensor).rank() == 0;
         let mut numbers = Vec::new();
         // Ranks without a scored token run the head along.
@@ -228,6 +228,15 @@ impl ScoringModel<'_> {
             }
         }
         Ok(numbers)
+    }
+
+    /// The positions whose logits are in memory at once. With their copies in at least f32 they take no more than a training
+    /// step over x (B, T, C) does: there each tensor-parallel rank has the logits of its share of the vocabulary.
+    fn positions_at_once(&self, part: &Gpt, x: &Tensor) -> usize {
+        let (size, wide) = (x.dtype().size(), x.dtype().size().max(4));
+        let ranks = self.model.mesh.axis(Axis::Tensor).size();
+        let share = x.numel() / part.config().hidden_size * size / (size + 2 * wide) / ranks;
+        (LOGITS_AT_ONCE / part.config().vocab_size).min(share).max(1)
     }
 
     /// The same for log-probabilities (n, V).

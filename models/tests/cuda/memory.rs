@@ -2,8 +2,9 @@
 
 use ferrotron_autograd::ActivationCompressionConfig;
 use ferrotron_models::batch_size::{BatchSize, BatchSizeConfig};
+use ferrotron_models::data::{DocumentConfig, DocumentSamples};
 use ferrotron_models::gpt::{Gpt, GptConfig, Recompute, SavedActivations};
-use ferrotron_models::memory::{MemoryEstimator, PlannedDevice, RankMemory};
+use ferrotron_models::memory::{DocumentResets, MemoryEstimator, PlannedDevice, RankMemory};
 use ferrotron_models::trainer::{ParallelConfig, SaveMode, Trainer, TrainerConfig};
 use ferrotron_nn::schedule::LrSchedule;
 use ferrotron_nn::{AdafactorConfig, OptimizerConfig, Scope};
@@ -36,6 +37,7 @@ fn plan(
         },
         dtype,
         seq_length: LENGTH,
+        documents: DocumentResets::default(),
         device,
     })
 }
@@ -93,6 +95,46 @@ fn the_number_before_the_start_is_that_of_the_gpu() -> Result<()> {
         assert_eq!(own, products + (2 << 20), "cuBLASLt's workspace, and cells");
         // To the byte, which the two percent of what is big would hide.
         assert_eq!(said, found, "{model:?} {dtype} {optimizer:?} {parallel:?}");
+    }
+    Ok(())
+}
+
+/// Attention reads the range of keys of each query from the GPU's memory, and a batch has positions.
+#[test]
+fn the_number_counts_what_documents_take() -> Result<()> {
+    let name = "the_number_counts_what_documents_take";
+    let Some(gpu) = ferrotron_cuda_sim::gpu(name) else { return Ok(()) };
+    let model = GptConfig::gpt2(VOCAB, 2, 32, 4, LENGTH);
+    let mut totals = Vec::new();
+    for (attention, positions) in [(false, false), (true, false), (false, true), (true, true)] {
+        let device = Device::cuda(&gpu)?;
+        let Some(gpu) = device.gpu() else { continue };
+        let planned = PlannedDevice::Gpu(gpu.context().architecture());
+        let parallel = ParallelConfig::default();
+        let plan = plan(model.clone(), DType::F32, OptimizerConfig::ADAMW, parallel, planned)?;
+        let plan = MemoryEstimator { documents: DocumentResets { attention, positions }, ..plan };
+        let scope = Scope::new(&device, DType::F32, 1);
+        let mut trainer =
+            Trainer::<Gpt>::on_mesh(&scope, &Mesh::single(), &model, plan.trainer.clone())?;
+        let config = DocumentConfig {
+            end_of_document: 3,
+            reset_attention: attention,
+            reset_positions: positions,
+            mask_loss: false,
+        };
+        for _ in 0..2 {
+            trainer.step(&DocumentSamples::new(Noise, config))?;
+        }
+        drop(trainer);
+        let said = plan.rank(0)?;
+        assert_eq!(said, RankMemory::from_device(&device), "{attention} {positions}");
+        totals.push(said.total_bytes);
+    }
+    // Two micro-batches of two samples: two words for the range of each token.
+    let tokens = 4 * LENGTH;
+    if let [plain, attention, positions, both] = totals[..] {
+        assert!(plain + 8 * tokens == attention && plain < positions, "{totals:?}");
+        assert_eq!(positions + 8 * tokens, both, "{totals:?}");
     }
     Ok(())
 }

@@ -3,6 +3,7 @@
 mod any_model;
 mod bert;
 mod checkpoint_sizes;
+mod generate_on_ranks;
 mod memory;
 mod mixed_precision;
 #[path = "../common/numbers.rs"]

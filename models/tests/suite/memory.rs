@@ -3,6 +3,8 @@
 mod case;
 #[path = "../../../nn/tests/common/orthogonalized.rs"]
 mod orthogonalized;
+#[path = "../../../nn/tests/common/row_scaled.rs"]
+mod row_scaled;
 
 use ferrotron_autograd::ActivationCompressionConfig;
 use ferrotron_models::gpt::{GptConfig, Recompute, SavedActivations};
@@ -14,6 +16,7 @@ use ferrotron_parallel::tensor_parallel::SequenceParallel;
 use ferrotron_tensor::{DType, MemoryKind};
 
 use orthogonalized::Orthogonalized;
+use row_scaled::RowScaled;
 
 use case::{Case, PLAIN, SEQ_LENGTH, VOCAB, check, model};
 
@@ -153,14 +156,12 @@ fn it_is_with_every_rule() {
     let lion = OptimizerConfig::Lion { beta1: 0.95, beta2: 0.98, weight_decay: 0.1 };
     let mut cases = Vec::new();
     let orthogonalized = OptimizerConfig::custom(&Orthogonalized);
-    for optimizer in [muon, lion, OptimizerConfig::ADAMW, orthogonalized] {
+    let row_scaled = OptimizerConfig::custom(&RowScaled);
+    for optimizer in [muon, lion, OptimizerConfig::ADAMW, orthogonalized, row_scaled] {
         for dtype in [DType::F32, DType::BF16] {
             let case = Case { optimizer, dtype, ema_decay: Some(0.999), ..PLAIN };
             cases.push(case);
-            // A user's rule for whole matrices has some more workspace there than predicted: docs/your-own-optimizer.md.
-            if optimizer != orthogonalized {
-                cases.push(Case { sizes: [2, 1, 1, 1], ..case });
-            }
+            cases.push(Case { sizes: [2, 1, 1, 1], ..case });
             cases.push(Case { sizes: [1, 1, 1, 2], ema_decay: None, ..case });
             cases.push(Case { optimizer_states: MemoryKind::Host, ..case });
         }
@@ -168,6 +169,9 @@ fn it_is_with_every_rule() {
             let sizes = [1, 1, 2, 1];
             cases.push(Case { optimizer, sharding, sizes, ema_decay: Some(0.999), ..PLAIN });
         }
+    }
+    for sharding in Sharding::ALL {
+        cases.push(Case { optimizer: orthogonalized, sharding, sizes: [2, 1, 2, 1], ..PLAIN });
     }
     check(&cases, &model());
 }

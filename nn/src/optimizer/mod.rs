@@ -137,8 +137,8 @@ impl Optimizer {
 
     /// Errors if the next step would make weights of this rank infinite or NaN. The cause is the learning rate, the
     /// factor of the gradients, or a gradient, whose parameter the error names. Reads all gradients once; a fake device
-    /// has none. Errors as [`ParamAndGradBuffer::settle_unused`] too, and as [`ParamAndGradBuffer::check_owned`] if scopes
-    /// have made parameters since the last step.
+    /// has none. Errors as [`ParamAndGradBuffer::settle_unused`] too, and as [`ParamAndGradBuffer::check_owned`] in the first
+    /// step and if scopes have made parameters since the last one.
     pub fn check_finite(&self, buffers: &ParamAndGradBuffer, step: &StepConfig) -> Result<()> {
         let number = self.step + 1;
         if !step.lr.is_finite() {
@@ -146,9 +146,7 @@ impl Optimizer {
             return Err(Error::value("optimizer", message));
         }
         // Here, where all ranks refuse together, though one stage alone may have made a layer.
-        if self.owned.is_some_and(|made| made != buffers.params_made()) {
-            buffers.check_owned()?;
-        }
+        self.check_owned(buffers)?;
         buffers.settle_unused()?;
         // Also on a pipeline stage whose parameters are frozen: it refuses together with the others.
         let Some(param) = buffers.params().next() else { return Ok(()) };
@@ -196,7 +194,7 @@ impl Optimizer {
                 "the buffers are not those that the optimizer was made for, whose state it has";
             return Err(Error::config("optimizer", message));
         }
-        self.check_owned(buffers)?;
+        self.owned = Some(self.check_owned(buffers)?);
         let unused = buffers.settle_unused()?;
         self.check_writable(buffers)?;
         let (rounding, states, ema_decay) = (self.rounding, self.states, self.ema_decay);
@@ -242,20 +240,21 @@ impl Optimizer {
     ///
     /// Errors as [`ParamAndGradBuffer::check_owned`].
     pub fn count_step(&mut self, buffers: &ParamAndGradBuffer) -> Result<()> {
-        self.check_owned(buffers)?;
+        self.owned = Some(self.check_owned(buffers)?);
         self.step += 1;
         buffers.mark_updated();
         Ok(())
     }
 
-    /// Errors as [`ParamAndGradBuffer::check_owned`] if scopes have made parameters since the last call.
-    fn check_owned(&mut self, buffers: &ParamAndGradBuffer) -> Result<()> {
+    /// Returns the number of parameters that scopes have made.
+    ///
+    /// Errors as [`ParamAndGradBuffer::check_owned`] if it is not that of the last step.
+    fn check_owned(&self, buffers: &ParamAndGradBuffer) -> Result<usize> {
         let made = buffers.params_made();
         if self.owned != Some(made) {
             buffers.check_owned()?;
-            self.owned = Some(made);
         }
-        Ok(())
+        Ok(made)
     }
 
     /// The numbers that the rules prepare for each block of each group.

@@ -117,13 +117,10 @@ impl Pass<'_> {
     fn gradients(&self, rule: &dyn UpdateRule, stored: Tensor) -> Result<Tensor> {
         match self.step.values.filter(|_| !rule.is_fused()) {
             None => Ok(stored),
+            // Also by 1, so that memory does not depend on the norm.
             Some(numbers) => {
                 let wide = stored.cast(stored.dtype().accumulator())?;
-                if numbers.grad_scale == 1.0 {
-                    Ok(wide)
-                } else {
-                    wide.mul_scalar(numbers.grad_scale)
-                }
+                wide.mul_scalar(numbers.grad_scale)
             }
         }
     }

@@ -116,6 +116,20 @@ impl Param {
         self.entry.is_in_buffers()
     }
 
+    /// Errors if an optimizer has it: a [`ParamAndGradBuffer`](crate::ParamAndGradBuffer), or an owner on several ranks, also
+    /// one that is gone with shards of its value.
+    pub fn check_unowned(&self) -> Result<()> {
+        self.leaf.check_unowned()?;
+        if !self.is_in_buffers() {
+            return Ok(());
+        }
+        let message = format!(
+            "'{}' is laid out for another optimizer, which would no longer train it: drop its ParamAndGradBuffer first",
+            self.name()
+        );
+        Err(Error::config("parameters", message))
+    }
+
     /// Freezes the parameter, or makes it trainable again; for all its handles, such as tied weights. A frozen
     /// parameter has no gradient, no optimizer state and no master weight, and ranks do not communicate about it. Each
     /// rank holds its whole shard, also with ZeRO stage 3. Checkpoints keep its value.
@@ -126,7 +140,7 @@ impl Param {
         if trainable != self.is_trainable() && self.is_in_buffers() {
             let message = format!(
                 "'{}' is laid out for an optimizer already: freeze or thaw it before its ParamAndGradBuffer, \
-                 DataParallel or Trainer is made, or drop that one first",
+                 DataParallel or Trainer is made, or drop that one first (`DataParallel::unshard` keeps sharded weights)",
                 self.name()
             );
             return Err(Error::config("set_trainable", message));

@@ -48,11 +48,12 @@ pub struct ParamAndGradBuffer {
 }
 
 impl ParamAndGradBuffer {
-    /// Moves the values of `params` into flat buffers; lazy values are initialised there. Frozen parameters stay where
-    /// they are.
+    /// Moves the values of `params` into flat buffers; lazy values are initialised there. Those of frozen parameters
+    /// move out of former buffers.
     ///
     /// Errors if there is no parameter, if two have the same name, were made in scopes of different dtypes, or have an
-    /// option of [`ParamOptions::dtype`] that is not the accumulator dtype of their scope's.
+    /// option of [`ParamOptions::dtype`] that is not the accumulator dtype of their scope's, and if other buffers that still
+    /// exist hold one.
     pub fn new(params: &[Param]) -> Result<ParamAndGradBuffer> {
         Self::with_config(params, &BufferConfig::default())
     }
@@ -72,6 +73,7 @@ impl ParamAndGradBuffer {
                 ));
             }
             check_dtype(param, &params[0])?;
+            param.check_unowned()?;
         }
         let (params, frozen): (Vec<Param>, Vec<Param>) =
             params.iter().cloned().partition(Param::is_trainable);
@@ -88,6 +90,7 @@ impl ParamAndGradBuffer {
                 ParamAndGradBucket::new(bucket, owners, config)
             })
             .collect::<Result<_>>()?;
+        frozen.iter().try_for_each(|param| param.leaf().unbind())?;
         let token = Arc::new(());
         params.iter().chain(&frozen).for_each(|param| param.entry().set_buffers(&token));
         let roots = roots(params.iter().chain(&frozen).map(Param::entry));

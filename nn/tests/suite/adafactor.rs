@@ -271,6 +271,7 @@ fn what_it_cannot_see_whole_is_refused() -> Result<()> {
     let buffers = ParamAndGradBuffer::with_config(&params, &sharded)?;
     let error = Optimizer::new(config, &buffers).err().expect("a refusal").to_string();
     assert!(error.contains("adafactor: has to see the whole of '"), "{error}");
+    drop(buffers);
     let whole = BufferConfig { optimizer: config, ..sharded };
     Optimizer::new(config, &ParamAndGradBuffer::with_config(&params, &whole)?)?;
 

@@ -117,6 +117,8 @@ fn a_parameter_that_visit_forgets_is_named_by_the_first_step() -> Result<()> {
         let start = "parameters: the model's scope made 'model.second.weight', 'model.second.bias', but no buffer";
         assert!(error.starts_with(start), "{error}");
         assert!(error.contains("`Module::visit`"), "{error}");
+        // Ranks ask this before any of them updates.
+        assert_eq!(optimizer.check_finite(&buffers, &STEP).unwrap_err().to_string(), error);
     }
     assert_eq!((values(&pair.params())?, optimizer.steps()), (before, 0));
 
@@ -211,6 +213,28 @@ fn buffers_that_are_gone_hold_nothing() -> Result<()> {
     let error = optimizer.step(&buffers, &STEP).unwrap_err().to_string();
     assert!(error.contains("made 'second.weight', 'second.bias', but no buffer"), "{error}");
     Ok(())
+}
+
+#[test]
+fn a_parameter_has_one_optimizer_at_a_time() -> Result<()> {
+    let device = Device::cpu(1)?;
+    let pair = Pair::new(&Scope::new(&device, DType::F64, 1), false)?;
+    let of_first = ParamAndGradBuffer::new(&pair.params()[..2])?;
+    let error = ParamAndGradBuffer::new(&pair.params()).err().expect("a refusal").to_string();
+    assert_eq!(
+        error,
+        "parameters: 'first.weight' is laid out for another optimizer, which would no longer train it: drop its \
+         ParamAndGradBuffer first"
+    );
+    let of_second = ParamAndGradBuffer::new(&pair.params()[2..])?;
+    for buffers in [&of_first, &of_second] {
+        let mut optimizer = Optimizer::new(OptimizerConfig::SGD, buffers)?;
+        buffers.zero_gradients();
+        pair.forward(&input(&device, 1.0)?)?.sum_all()?.backward()?;
+        optimizer.step(buffers, &STEP)?;
+    }
+    drop((of_first, of_second));
+    ParamAndGradBuffer::new(&pair.params()).map(drop)
 }
 
 #[test]

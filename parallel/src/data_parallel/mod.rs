@@ -31,6 +31,7 @@ mod shard_exchange;
 mod sharded_weights;
 mod stages;
 mod traffic;
+mod unshard;
 mod unused;
 mod update;
 mod whole_parameters;
@@ -121,11 +122,12 @@ impl DataParallel {
     /// made in scopes of different dtypes. Errors if [`unsupported_reason`] rejects
     /// the configuration. Errors, naming it, if the facts of a parameter would train it wrongly on `mesh`: a shard that
     /// is said to be replicated, or, with sequence parallelism, a replicated parameter that says nothing of its
-    /// gradients along the tensor axis. Errors, without any change, if a parameter belongs to another `DataParallel`, and
-    /// on all ranks along the pipeline, which exchange the names of their parameters, if two stages hold a parameter that
-    /// is not of a [`Mesh::tied_scope`], or that others than the first and the last stage hold, or have random layers on
-    /// one path. Errors on all ranks if their scopes have other seeds, those of other pipeline
-    /// stages included, or if `config` is not the same.
+    /// gradients along the tensor axis. Errors, without any change, if a parameter belongs to other buffers, or to a
+    /// `DataParallel` that was dropped with shards of its weights instead of [`DataParallel::unshard`]; and on all ranks
+    /// along the pipeline, which exchange the names of their parameters, if two stages hold a parameter that is not of a
+    /// [`Mesh::tied_scope`], or that others than the first and the last stage hold, or have random layers on one path.
+    /// Errors on all ranks if their scopes have other seeds, those of other pipeline stages included, or if `config` is not
+    /// the same.
     pub fn new(
         modules: &[&dyn Module],
         mesh: &Mesh,
@@ -168,7 +170,7 @@ impl DataParallel {
             check_facts(param, mesh)?;
             check_gathers(param, mesh, config.optimizer)?;
             // Before anything moves: the buffers of another owner would no longer be those of its parameters.
-            param.leaf().set_reduction(|| Ok(())).map(drop)
+            param.check_unowned()
         };
         let checked = refused.and_then(|()| params.iter().try_for_each(check));
         check_setup(&params, mesh, config, checked)?;
@@ -344,12 +346,6 @@ impl DataParallel {
     /// keeps the same period.
     pub fn steps_to_synchronization(&self, steps: u64) -> u64 {
         self.shared.steps_to_synchronization(steps)
-    }
-
-    /// Frees weights that were gathered, so that [`ParamAndGradBucket::write_weight`] can change the shards that they came
-    /// from.
-    pub fn reshard_weights(&self) -> Result<()> {
-        self.shared.reshard_weights()
     }
 
     /// Returns a function that says of each shard of the optimizer's state whether this rank writes it to checkpoints.

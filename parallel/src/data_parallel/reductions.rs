@@ -68,19 +68,15 @@ impl ReductionState {
         let mut hooks = Vec::new();
         for (bucket, group) in shared.buffers.groups().iter().enumerate() {
             let mut of_bucket = Vec::new();
+            let lend = |what, f| ReductionState::lend(&shared, bucket, what, f);
             for leaf in group.params.iter().map(Param::leaf) {
-                let arrived = ReductionState::lend(&shared, move |shared| shared.arrived(bucket));
+                let arrived = lend("gradient", ReductionState::arrived);
                 of_bucket.push(leaf.set_reduction(move || arrived())?);
                 if config.sharding >= Sharding::Gradients {
-                    leaf.set_gradient_alloc_hook(ReductionState::lend(&shared, move |shared| {
-                        shared.buffers.groups()[bucket].alloc_gradients()
-                    }))?;
+                    leaf.set_gradient_alloc_hook(lend("gradient", ReductionState::alloc_gradients));
                 }
                 if config.sharding >= Sharding::Weights {
-                    leaf.set_unshard_hook(ReductionState::lend(&shared, move |shared| {
-                        let (batch, buckets) = (shared.mesh.dp_cp(), shared.buffers.groups());
-                        lock(&shared.weights).fetch(batch, buckets, bucket)
-                    }))?;
+                    leaf.set_unshard_hook(lend("value", ReductionState::fetch_weights));
                 }
             }
             hooks.push(of_bucket);
@@ -90,16 +86,31 @@ impl ReductionState {
         Ok(shared)
     }
 
-    /// Wraps a function for leaves. `shared` owns the leaves, so they must not keep it alive.
+    /// Wraps a function that the leaves of a bucket call before they use their `what`. `shared` owns the leaves, so they
+    /// must not keep it alive.
     fn lend(
         shared: &Arc<ReductionState>,
-        f: impl Fn(&ReductionState) -> Result<()> + Send + Sync + 'static,
+        bucket: usize,
+        what: &'static str,
+        f: fn(&ReductionState, usize) -> Result<()>,
     ) -> Fetch {
         let shared = Arc::downgrade(shared);
-        Arc::new(move || match shared.upgrade() {
-            Some(shared) => f(&shared),
-            None => Err(Error::memory("data_parallel", "sharded parameters outlived their owner")),
-        })
+        let gone = move || {
+            let message = format!(
+                "ranks held shards of its {what}, and their DataParallel is gone: call `DataParallel::unshard` instead of \
+                 dropping it"
+            );
+            Error::memory("data_parallel", message)
+        };
+        Arc::new(move || f(&*shared.upgrade().ok_or_else(gone)?, bucket))
+    }
+
+    fn alloc_gradients(&self, bucket: usize) -> Result<()> {
+        self.buffers.groups()[bucket].alloc_gradients()
+    }
+
+    fn fetch_weights(&self, bucket: usize) -> Result<()> {
+        lock(&self.weights).fetch(self.mesh.dp_cp(), self.buffers.groups(), bucket)
     }
 
     pub fn sharding(&self) -> Sharding {

@@ -58,7 +58,7 @@ fn watch(param: &Param, events: &Events) -> Result<()> {
     param.leaf().set_unshard_hook(Arc::new(move || {
         note(&asked, &event);
         Ok(())
-    }))?;
+    }));
     let (done, event) = (events.clone(), format!("{name} gradient done"));
     param.leaf().add_hook(move |_, _| {
         note(&done, &event);

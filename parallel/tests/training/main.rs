@@ -12,6 +12,7 @@ mod local;
 mod memory;
 mod refused_steps;
 mod replicas;
+mod thawing;
 mod toy;
 mod traffic;
 mod unused;

@@ -2,7 +2,7 @@
 
 use ferrotron_models::batch_size::{BatchSize, BatchSizeConfig};
 use ferrotron_models::gpt::{Gpt, GptConfig, Recompute};
-use ferrotron_models::memory::{MemoryEstimator, PlannedDevice, RankMemory};
+use ferrotron_models::memory::{DocumentResets, MemoryEstimator, PlannedDevice, RankMemory};
 use ferrotron_models::support::{ParallelismCheck, check};
 use ferrotron_models::trainer::{ParallelConfig, TrainerConfig};
 use ferrotron_nn::schedule::LrSchedule;
@@ -114,6 +114,7 @@ impl Run {
             trainer: TrainerConfig { parallel, ..trainer },
             dtype: self.dtype,
             seq_length: self.seq_length,
+            documents: DocumentResets::default(),
             device: PlannedDevice::Cpu { threads: 1 },
         };
         check(&ParallelismCheck {

@@ -4,6 +4,7 @@ use clap::{Args, ValueEnum};
 use ferrotron::models::data::{
     BlendConfig, BlendPaths, DataChange, DataConfig, DocumentConfig, Split,
 };
+use ferrotron::models::memory::DocumentResets;
 use ferrotron::models::tokenizer::{Tokenizer, TokenizerChoice};
 use ferrotron::{Error, Result};
 use std::path::PathBuf;
@@ -334,6 +335,15 @@ impl DataArgs {
             reset_positions: self.reset_position_ids,
             mask_loss: self.eod_mask_loss,
         }))
+    }
+
+    /// What stops at the ends of documents, or of packed samples.
+    pub fn document_resets(&self) -> DocumentResets {
+        let packs = self.packing.is_on();
+        DocumentResets {
+            attention: packs || self.reset_attention_mask,
+            positions: packs || self.reset_position_ids,
+        }
     }
 
     /// The tokenizer of a new run. `built_in` is the text of the program's own corpus, and called only if the vocabulary

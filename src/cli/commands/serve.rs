@@ -4,6 +4,7 @@ mod api;
 mod counted;
 mod engine;
 mod http;
+mod message;
 mod stream;
 
 use clap::Args;
@@ -15,6 +16,7 @@ use ferrotron::{Error, Result};
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, mpsc};
 
 use crate::cli::args::device::DeviceArgs;
@@ -111,7 +113,8 @@ fn serve_on(
     let (parts, mesh) = (std::slice::from_ref(model), &place.mesh);
     let model = LocalModel { parts, config, scope, mesh };
     let micro_batch_size = args.micro_batch_size as usize;
-    let engine = Engine { model, tokenizer, micro_batch_size };
+    let added_tokens = Arc::new(AtomicU64::new(0));
+    let engine = Engine { model, tokenizer, micro_batch_size, added_tokens: &added_tokens };
     let stop = signals.stop_flag()?;
     let Some(listener) = listener else {
         engine.follow()?;
@@ -126,6 +129,7 @@ fn serve_on(
         model: path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned(),
         jobs: Mutex::new(sender),
         count: Default::default(),
+        added_tokens: added_tokens.clone(),
     };
     output::report(&format!("listening at http://{address}/v1/completions"));
     std::thread::scope(|threads| {

@@ -31,7 +31,7 @@ use crate::cli::definition::Definition;
 use crate::cli::exit_signals::ExitSignals;
 use crate::cli::job;
 use crate::cli::job::ProcessRole;
-use crate::cli::loaded::check_vocab_size;
+use crate::cli::loaded::{check_vocab_size, unused_ids};
 use crate::cli::options::{Options, other_optimizers};
 use crate::cli::output::failed;
 use crate::cli::plan::plan;
@@ -149,7 +149,7 @@ struct PreparedRun<M: TrainedModel> {
 
 impl<M: TrainedModel> PreparedRun<M> {
     fn new(
-        configuration: Configuration,
+        mut configuration: Configuration,
         resumed: Option<Checkpoint>,
         rank: Option<&RankEnvironment>,
     ) -> Result<PreparedRun<M>> {
@@ -194,6 +194,8 @@ impl<M: TrainedModel> PreparedRun<M> {
         };
         let (job, tokenizer, run, stages, start, intervals) =
             check().map_err(|error| options.name_sources(error))?;
+        let ids = (M::sizes(&run.model).vocab_size, M::vocab_size(&tokenizer)?);
+        configuration.notes.extend(unused_ids(ids.0, ids.1));
         Ok(PreparedRun { configuration, job, resumed, tokenizer, run, stages, start, intervals })
     }
 

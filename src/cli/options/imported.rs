@@ -8,7 +8,7 @@ use ferrotron::models::hugging_face::{self, CompanionFiles, ModelKind};
 use ferrotron::models::tokenizer::Tokenizer;
 use ferrotron::models::trainer::{Model, Trainer};
 use ferrotron::parallel::agreement::digest;
-use ferrotron::{Error, Result};
+use ferrotron::{DType, Error, Result};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 
@@ -97,6 +97,19 @@ impl Imported {
                 format!("the weights of '{}', a new head and a new optimizer state", path.display())
             }
         }
+    }
+
+    /// A line for the user if a run of `dtype` rounds the weights: f64 has more digits than its master weights.
+    pub fn rounded_line(&self, dtype: DType) -> Option<String> {
+        let (Imported::Folder(path) | Imported::PretrainedFolder(path)) = self else { return None };
+        // What cannot be read is told where the weights are.
+        let is_f64 = |stored: Vec<DType>| stored.contains(&DType::F64);
+        let rounds = dtype != DType::F64 && hugging_face::stored_dtypes(path).is_ok_and(is_f64);
+        let line = format!(
+            "weights of '{}' are f64 and are rounded: --dtype f64 keeps them",
+            path.display()
+        );
+        rounds.then_some(line)
     }
 
     fn source(&self) -> Source {

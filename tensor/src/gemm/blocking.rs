@@ -3,6 +3,8 @@
 //! kc is a function of k alone, so that sums are always formed alike. All other cuts are for the caches and the
 //! threads and do not show in the result.
 
+use super::stream::FEW;
+
 /// Bytes of kc elements, at most: kc x nc of the right operand (192 columns) then takes 384 KiB of L2.
 const KC_BYTES: usize = 2048;
 /// Bytes of k in a cache block, at most.
@@ -78,7 +80,8 @@ impl CacheBlocking {
         let nc = (NC_PANELS * nr).min(columns);
         // Enough tiles that threads which come late or go slower still share evenly.
         let across = columns.div_ceil(nc);
-        let wanted = if threads > 1 { (8 * threads).div_ceil(across) } else { 1 };
+        // Few rows stay together, so that columns are read once.
+        let wanted = if threads > 1 && m > FEW { (8 * threads).div_ceil(across) } else { 1 };
         let mc = rows.div_ceil(wanted).next_multiple_of(mr).min(MC);
         let cache_blocks = [m.div_ceil(rows), n.div_ceil(columns), k.div_ceil(depth)];
         CacheBlocking { kc, depth, rows, columns, mc, nc, nr, cache_blocks }

@@ -27,7 +27,7 @@ pub(super) unsafe fn run<T: Compute>(
     let Problem { k, lhs, rhs, target, .. } = problem;
     let threads = scheduler::useful_threads(threads, [lhs.lanes, k, rhs.lanes]);
     let mr = kernels.tiles.len();
-    let size = GemmShape {
+    let mut size = GemmShape {
         rows: lhs.lanes,
         columns: rhs.lanes,
         k,
@@ -39,9 +39,13 @@ pub(super) unsafe fn run<T: Compute>(
     };
     let lhs_access = Access::for_rows::<T>(&lhs, &size);
     let rhs_access = Access::for_columns(&rhs, &size, kernels);
+    let streamed = rhs_access == Access::Streamed;
+    if streamed {
+        size.vectors = 1;
+    }
     let plan = CacheBlocking::new(
         size,
-        rhs_access == Access::PackedShared || lhs_access == Access::PackedShared,
+        !streamed && [lhs_access, rhs_access].contains(&Access::PackedShared),
     );
 
     let mut lhs = PackedOperand {

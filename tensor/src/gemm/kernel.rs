@@ -29,6 +29,16 @@ pub(super) struct MicroTile<T> {
     pub bias: *const u8,
 }
 
+/// Columns of a storage type as they lie in memory, the steps of each together.
+pub(super) struct StoredColumns {
+    /// The first step of the first column.
+    pub data: *const u8,
+    /// Elements from one column to the next.
+    pub stride: isize,
+    /// What is read after the last step of the first column; others are as far apart.
+    pub next: *const u8,
+}
+
 /// The microkernel's operation on one step of both operands.
 pub(super) trait Multiply<V> {
     /// sum + factor * column, lane by lane.
@@ -193,6 +203,8 @@ pub(super) unsafe fn multiply<V: Vector, M: Multiply<V>>(times: usize) -> usize 
 
 /// A compiled [`tile`].
 pub(super) type TileFn<T> = unsafe fn(&MicroTile<T>);
+/// A compiled microkernel of few rows ([`super::stream`]), its storage type erased.
+pub(super) type StreamFn<T> = unsafe fn(&MicroTile<T>, &StoredColumns);
 /// A compiled [`super::pack::pack`], its source type erased.
 pub(super) type PackFn<T> = unsafe fn(&super::pack::PackTask<T>);
 /// A compiled [`super::pack::epilogue`], its destination type erased.
@@ -206,6 +218,8 @@ pub(super) struct GemmKernels<T: 'static> {
     pub free_masks: bool,
     /// `tiles[rows - 1][vectors - 1]`.
     pub tiles: &'static [&'static [TileFn<T>]],
+    /// The microkernels of few rows for columns of a storage type: one for each number of rows, as in `tiles`.
+    pub stream: fn(DType) -> &'static [StreamFn<T>],
     /// The packing routine for operands of a storage type.
     pub pack: fn(DType) -> PackFn<T>,
     /// The same for values that are accumulators, whatever the operands' steps are.
@@ -256,73 +270,3 @@ macro_rules! compute {
 }
 compute!(f32, [BF16 bf16, F16 f16]);
 compute!(f64, []);
-
-/// Compiles the generic kernels for an instruction set, with the features that `$with` lists (see
-/// [`crate::numeric::simd`]): the tables `F32` and `F64`.
-macro_rules! isa {
-    ($f32:ty, $f64:ty, [$($rows:literal),*], $with:ident) => {
-        $crate::numeric::simd::$with! { enabled!
-            unsafe fn tile<V: Vector<Scalar: $crate::gemm::kernel::Compute>, const R: usize, const N: usize>(
-                tile: &$crate::gemm::kernel::MicroTile<V::Scalar>,
-            ) {
-                // SAFETY: the caller's promise, passed on.
-                unsafe { $crate::gemm::kernel::tile::<V, $crate::gemm::kernel::Single, R, N>(tile) }
-            }
-        }
-        $crate::numeric::simd::$with! { enabled!
-            unsafe fn pack<V: Vector, S: $crate::Element<Acc = V::Scalar>>(
-                task: &$crate::gemm::pack::PackTask<V::Scalar>,
-            ) {
-                // SAFETY: the caller's promise, passed on.
-                unsafe { $crate::gemm::pack::pack::<V, S>(task) }
-            }
-        }
-        $crate::numeric::simd::$with! { enabled!
-            unsafe fn epilogue<V: Vector, D: $crate::Element<Acc = V::Scalar>>(
-                task: &$crate::gemm::pack::Epilogue<V::Scalar>,
-            ) {
-                // SAFETY: the caller's promise, passed on.
-                unsafe { $crate::gemm::pack::epilogue::<V, D>(task) }
-            }
-        }
-        $crate::numeric::simd::$with! { enabled!
-            unsafe fn multiply<V: Vector>(times: usize) -> usize {
-                // SAFETY: the caller's promise, passed on.
-                unsafe { $crate::gemm::kernel::multiply::<V, $crate::gemm::kernel::Single>(times) }
-            }
-        }
-        /// The f32 kernels.
-        pub(in crate::gemm) static F32: $crate::gemm::kernel::GemmKernels<f32> = $crate::gemm::kernel::GemmKernels {
-            lanes: <$f32>::LANES,
-            free_masks: <$f32>::FREE_MASKS,
-            tiles: &[$(&[tile::<$f32, $rows, 1>, tile::<$f32, $rows, 2>, tile::<$f32, $rows, 3>]),*],
-            pack: |dtype| match dtype {
-                $crate::DType::BF16 => pack::<$f32, $crate::bf16>,
-                $crate::DType::F16 => pack::<$f32, $crate::f16>,
-                _ => pack::<$f32, f32>,
-            },
-            widen: |dtype| match dtype {
-                $crate::DType::BF16 => pack::<$f32, $crate::bf16>,
-                $crate::DType::F16 => pack::<$f32, $crate::f16>,
-                _ => pack::<$f32, f32>,
-            },
-            epilogue: |dtype| match dtype {
-                $crate::DType::BF16 => epilogue::<$f32, $crate::bf16>,
-                $crate::DType::F16 => epilogue::<$f32, $crate::f16>,
-                _ => epilogue::<$f32, f32>,
-            },
-            multiply: multiply::<$f32>,
-        };
-        /// The f64 kernels.
-        pub(in crate::gemm) static F64: $crate::gemm::kernel::GemmKernels<f64> = $crate::gemm::kernel::GemmKernels {
-            lanes: <$f64>::LANES,
-            free_masks: <$f64>::FREE_MASKS,
-            tiles: &[$(&[tile::<$f64, $rows, 1>, tile::<$f64, $rows, 2>, tile::<$f64, $rows, 3>]),*],
-            pack: |_| pack::<$f64, f64>,
-            widen: |_| pack::<$f64, f64>,
-            epilogue: |_| epilogue::<$f64, f64>,
-            multiply: multiply::<$f64>,
-        };
-    };
-}
-pub(super) use isa;

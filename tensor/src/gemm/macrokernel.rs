@@ -77,10 +77,20 @@ impl<T: Compute> GemmTask<T> {
             if self.scratch.is_some() && first && add {
                 self.fetch(&place);
             }
-            for start in (0..rows.steps).step_by(plan.kc) {
-                let add = add || !first || start > 0;
-                let last = last && start + plan.kc >= rows.steps;
-                self.add_products(&place, rows, columns, start, [add, last], thread);
+            // Columns that are streamed are read to their end before the next ones.
+            let together = if self.rhs.access == Access::Streamed { plan.nr } else { plan.nc };
+            for j in (0..place.columns).step_by(together) {
+                let place = TilePosition {
+                    column: column + j,
+                    columns: together.min(place.columns - j),
+                    sums: sums.wrapping_add(j),
+                    ..place
+                };
+                for start in (0..rows.steps).step_by(plan.kc) {
+                    let add = add || !first || start > 0;
+                    let last = last && start + plan.kc >= rows.steps;
+                    self.add_products(&place, rows, columns, start, [add, last], thread);
+                }
             }
             if last && !self.stores_result {
                 self.epilogue(&place);
@@ -114,6 +124,7 @@ impl<T: Compute> GemmTask<T> {
             Bias::Columns(bias) if stores_result => bias.wrapping_add(place.column * size),
             _ => std::ptr::null(),
         };
+        let stream = (rhs.access == Access::Streamed).then(|| (kernels.stream)(rhs.operand.dtype));
         for i in (0..place.rows).step_by(mr) {
             let tiles = &kernels.tiles[mr.min(place.rows - i) - 1];
             let a_data = a.data.wrapping_offset((i / mr) as isize * a.panel);
@@ -146,7 +157,15 @@ impl<T: Compute> GemmTask<T> {
                     bias: if bias.is_null() { bias } else { bias.wrapping_add(j * size) },
                 };
                 // SAFETY: the pointers lie within panels or operands, and the target or scratch.
-                unsafe { tiles[vectors - 1](&tile) };
+                unsafe {
+                    match stream {
+                        None => tiles[vectors - 1](&tile),
+                        Some(stream) => {
+                            let from = rhs.stored(columns, place.column + j, start, depth);
+                            stream[mr.min(place.rows - i) - 1](&tile, &from);
+                        }
+                    }
+                }
             }
         }
     }

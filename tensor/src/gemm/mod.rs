@@ -22,14 +22,15 @@
 //! | | cache block of an operand | 2048 x 1024, 8 MiB | L3 |
 //!
 //! `blocking.rs` chooses the sizes, `scheduler.rs` runs the two outer loops, `macrokernel.rs` the three inner ones. The
-//! microkernel applies the epilogue to the last sums: bias and rounding. Products of bf16 in AMX tiles have loops of
-//! their own, in `isa/amx/product.rs`.
+//! microkernel applies the epilogue to the last sums: bias and rounding. Products of few rows read columns where they lie
+//! (`stream.rs`). Products of bf16 in AMX tiles have loops of their own, in `isa/amx/product.rs`.
 //!
 //! **The bits of an element depend only on its row of `lhs`, its column of `rhs`, k, alpha, what it held before, and
 //! the instruction set**: kc is a function of k alone, kc elements are summed in order, and these sums are added in
 //! order. Neither the number of threads, nor other rows and columns, nor strides change anything.
 
 mod blocking;
+mod compile;
 mod driver;
 mod isa;
 mod kernel;
@@ -42,6 +43,7 @@ pub(crate) mod peak;
 mod problem;
 mod scheduler;
 pub(crate) mod small;
+mod stream;
 #[cfg(test)]
 mod tests;
 mod vnni;

@@ -154,11 +154,7 @@ unsafe fn transpose_rows<V: Vector, S: Element<Acc = V::Scalar>>(task: &PackTask
             }
             while left > 0 {
                 let steps = left.min(V::LANES);
-                let mut square = V::square();
-                for (i, row) in square.as_mut().iter_mut().enumerate().take(lanes) {
-                    *row = V::widen_first(from.offset(i as isize * lane_stride), steps);
-                }
-                V::transpose(&mut square);
+                let mut square = square::<V, S>(from, lane_stride, lanes, steps);
                 for &mut column in square.as_mut().iter_mut().take(steps) {
                     put(task, column, to);
                     to = to.wrapping_add(width);
@@ -167,6 +163,29 @@ unsafe fn transpose_rows<V: Vector, S: Element<Acc = V::Scalar>>(task: &PackTask
                 left -= steps;
             }
         }
+    }
+}
+
+/// The transposed block of `lanes` rows by `steps` elements of a storage type, neither more than a register has; the rest
+/// is zero. Rows are `stride` elements apart.
+///
+/// # Safety
+/// The block is there.
+#[inline(always)]
+pub(super) unsafe fn square<V: Vector, S: Element<Acc = V::Scalar>>(
+    from: *const S,
+    stride: isize,
+    lanes: usize,
+    steps: usize,
+) -> V::Square {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let mut square = V::square();
+        for (i, row) in square.as_mut().iter_mut().enumerate().take(lanes) {
+            *row = V::widen_first(from.offset(i as isize * stride), steps);
+        }
+        V::transpose(&mut square);
+        square
     }
 }
 

@@ -1,9 +1,10 @@
 //! An operand and how the microkernel gets to it.
 
 use super::blocking::GemmShape;
-use super::kernel::{Compute, GemmKernels, PackFn};
+use super::kernel::{Compute, GemmKernels, PackFn, StoredColumns};
 use super::pack::PackTask;
 use super::problem::Operand;
+use super::stream::FEW;
 
 /// Elements that a thread packs at a time.
 const PACK_ELEMENTS: usize = 16 << 10;
@@ -21,6 +22,8 @@ const CLOSE_STRIDE: usize = 2048;
 pub(super) enum Access {
     /// Read in the operand itself.
     Unpacked,
+    /// Read in the operand itself, a few rows at a time, and transposed in registers.
+    Streamed,
     /// Packed in panels that all threads pack together, a cache block at a time.
     PackedShared,
     /// Packed in one panel, by a thread just before its only use.
@@ -37,8 +40,8 @@ impl Access {
         if in_place { Access::Unpacked } else { Access::PackedShared }
     }
 
-    /// Columns are loaded as vectors, so those of a step must lie together. Where there are so few
-    /// rows that every element is used once, packing them for later is of no use.
+    /// Columns are loaded as vectors, so those of a step must lie together, or are transposed in registers for few rows.
+    /// Where there are so few rows that every element is used once, packing them for later is of no use.
     pub(super) fn for_columns<T: Compute>(
         operand: &Operand,
         size: &GemmShape,
@@ -49,6 +52,8 @@ impl Access {
         let vectors = operand.has_steps_of::<T>() && operand.lane_stride == 1 && whole;
         if vectors && (once || near(operand, size.k, size_of::<T>())) {
             Access::Unpacked
+        } else if size.rows <= FEW && operand.has_steps_together::<T>() {
+            Access::Streamed
         } else if once {
             Access::PackedPerThread
         } else {
@@ -111,7 +116,7 @@ impl<T: Compute> PackedOperand<T> {
     /// Elements that the panels take, for cache blocks of `depth` steps.
     pub(super) fn panel_elements(&self, depth: usize, threads: usize) -> usize {
         match self.access {
-            Access::Unpacked => 0,
+            Access::Unpacked | Access::Streamed => 0,
             Access::PackedShared => self.padded * depth,
             Access::PackedPerThread => self.width * self.kc * threads,
         }
@@ -189,6 +194,26 @@ impl<T: Compute> PackedOperand<T> {
         unsafe { (self.pack)(&task) }
     }
 
+    /// Lanes that are streamed from `lane` on, a panel of them: `depth` steps of a cache block from its step `start` on.
+    pub(super) fn stored(
+        &self,
+        block: Range,
+        lane: usize,
+        start: usize,
+        depth: usize,
+    ) -> StoredColumns {
+        let operand = &self.operand;
+        let next = match start + depth < block.steps {
+            true => operand.at(lane, block.step + start + depth),
+            false => operand.at(lane + self.width, block.step),
+        };
+        StoredColumns {
+            data: operand.at(lane, block.step + start),
+            stride: operand.lane_stride / operand.per_step as isize,
+            next,
+        }
+    }
+
     /// A view of lanes from `lane` on, in the `depth` steps of a cache block from
     /// its step `start` on.
     pub(super) fn view(
@@ -201,7 +226,7 @@ impl<T: Compute> PackedOperand<T> {
     ) -> OperandView<T> {
         let width = self.width as isize;
         match self.access {
-            Access::Unpacked => {
+            Access::Unpacked | Access::Streamed => {
                 let per_step = self.operand.per_step as isize;
                 let lane_stride = self.operand.lane_stride / per_step;
                 let step_stride = self.operand.step_stride / per_step;

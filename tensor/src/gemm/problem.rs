@@ -91,6 +91,14 @@ impl Operand {
         }
     }
 
+    /// Whether the steps of a lane lie together: elements of any type, or words of two.
+    pub(super) fn has_steps_together<T: Element>(&self) -> bool {
+        match self.per_step {
+            1 => self.step_stride == 1,
+            _ => self.has_steps_of::<T>(),
+        }
+    }
+
     /// The address of an element.
     pub(super) fn at(&self, lane: usize, step: usize) -> *const u8 {
         let offset = lane as isize * self.lane_stride + step as isize * self.step_stride;

@@ -5,6 +5,7 @@
 //! the phases before is done. Only work that some thread is in the midst of is ever waited for, so
 //! nothing can hang, and one thread alone finishes everything if the others are busy elsewhere.
 
+use super::stream::FEW;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Operations below which another thread is not worth waking.
@@ -13,8 +14,6 @@ const OPERATIONS_PER_THREAD: usize = 2 << 20;
 /// Elements of an operand that are used a few times each below which another thread is not worth waking: memory gives them
 /// to one thread in some 100 microseconds.
 const READ_PER_THREAD: usize = 256 << 10;
-/// Rows or columns up to which a product takes as long as reading its larger operand, as in generation.
-const FEW: usize = 8;
 
 /// The threads that a product of (rows, k) by (k, columns) is worth, at most `threads`.
 pub(super) fn useful_threads(threads: usize, [rows, k, columns]: [usize; 3]) -> usize {

@@ -362,7 +362,7 @@ fn check_bits<T: Element, D: Element<Acc = T::Acc>>(level: Isa, accum: Accum) {
             let same = bits(level, 1, layout, all) == whole;
             assert!(same, "{level:?} ({m}, {k}, {n}): written as {layout:?} differs");
         }
-        for (first, rows) in [(3, 14), (0, 1), (44, 1), (8, 30)] {
+        for (first, rows) in [(3, 14), (0, 1), (44, 1), (8, 30), (2, 5), (6, 8)] {
             let data = all.lhs.data.wrapping_add(first * k);
             let part = Part { lhs: MatRef { data, rows, ..all.lhs }, ..all };
             let same = bits(level, 2, Layout::Rows, part) == whole[first * n..(first + rows) * n];

@@ -4,6 +4,7 @@
 mod aside;
 mod attention;
 mod both;
+mod creation;
 mod cross_entropy;
 mod embedding;
 mod flat;

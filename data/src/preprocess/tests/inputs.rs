@@ -259,3 +259,19 @@ fn damaged_files_are_read_or_refused_by_name() {
         assert!(refusals > 40, "{name}: {refusals}");
     }
 }
+
+#[test]
+fn a_window_that_needs_much_memory_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path();
+    let by_window = [0x28, 0xB5, 0x2F, 0xFD, 0, 17 << 3 | 1, 1, 0, 0].to_vec();
+    let by_size = [&[0x28, 0xB5, 0x2F, 0xFD, 0xE0][..], &(1_u64 << 28).to_le_bytes()].concat();
+    for (frame, window) in [(by_window, 150_994_944), (by_size, 268_435_456)] {
+        let whole = zstd(b"{\"text\": \"a\"}\n");
+        std::fs::write(path.join("a.jsonl.zst"), [whole, frame].concat()).unwrap();
+        let line = refused(&config(path, "a.jsonl.zst"), &Tokenizer::Byte);
+        let want = format!("a.jsonl.zst': it has a window of {window} bytes, more than 134217728");
+        assert!(line.contains(&want) && line.contains("--long=27"), "{line}");
+        forget(path);
+    }
+}

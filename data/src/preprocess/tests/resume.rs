@@ -17,12 +17,12 @@ fn write_inputs(folder: &Path) {
 }
 
 /// Stops a call behind batch `stop_at`, writes rubbish behind what the journal knows, and resumes it; again and again.
-fn interrupt(config: &PreprocessConfig, stop_at: usize) -> usize {
+fn interrupt(config: &PreprocessConfig, tokenizer: &Tokenizer, stop_at: usize) -> usize {
     let mut calls = 0;
     loop {
         calls += 1;
         let (stop, mut batches) = (AtomicBool::new(false), 0);
-        let report = preprocess(config, &Tokenizer::Byte, &stop, &mut |_| {
+        let report = preprocess(config, tokenizer, &stop, &mut |_| {
             batches += 1;
             stop.store(batches == stop_at, Relaxed);
         });
@@ -59,12 +59,33 @@ fn a_resumed_call_writes_the_same_bytes() {
         remove_written(path);
         for (stop_at, workers) in [(1, 1), (2, 3), (5, 2), (1000, 7)] {
             let config = PreprocessConfig { workers, ..config.clone() };
-            let calls = interrupt(&config, stop_at);
+            let calls = interrupt(&config, &Tokenizer::Byte, stop_at);
             assert_eq!(calls > 1, stop_at < 1000, "{calls} calls");
             let found = written(path);
             assert!(found == want, "{format:?}, stopped every {stop_at} batches");
             remove_written(path);
         }
+    }
+}
+
+#[test]
+fn long_words_have_the_same_bytes_in_a_resumed_call() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path();
+    let letter = |i: usize| char::from(b'a' + (i * i % 8191 * 7919 % 26) as u8);
+    let word = |from: usize| (from..from + 150_000).map(letter).collect::<String>();
+    let texts = [word(0), format!("{} ends. {}", word(7), word(31)), "\u{4e2d}".repeat(70_000)];
+    let lines = texts.map(|text| format!("{}\n", serde_json::json!({ "text": text })));
+    std::fs::write(path.join("a.jsonl"), lines.concat().repeat(2)).unwrap();
+    let config = config(path, "a.jsonl");
+    run(&PreprocessConfig { workers: 1, ..config.clone() }, &Tokenizer::Gpt2).unwrap();
+    let want = written(path);
+    remove_written(path);
+    for workers in [1, 3] {
+        let config = PreprocessConfig { workers, ..config.clone() };
+        assert!(interrupt(&config, &Tokenizer::Gpt2, 1) > 2);
+        assert!(written(path) == want, "{workers} workers");
+        remove_written(path);
     }
 }
 

@@ -1,6 +1,8 @@
 //! Sentences of Megatron's data sets.
 
 use super::super::*;
+use crate::indexed_dataset::IndexedDataset;
+use crate::thread_use;
 use crate::tokenizer::Tokenizer;
 use crate::{
     BlendConfig, BlendPaths, BlendedDataset, DataConfig, IndexedDatasetBuilder, Split, TokenType,
@@ -82,7 +84,7 @@ fn a_data_set_has_the_samples_of_its_text() {
         for first in [0, epoch - 3, 5 * epoch + 1] {
             assert_eq!(rows(&pairs, first, 9), rows(&from_text, first, 9), "{name} {first}");
         }
-        let held_out = HeldOutPairs::of_blend(set, special, 24).unwrap().unwrap();
+        let held_out = HeldOutPairs::of_blend(set, special, 24).unwrap().0.unwrap();
         let want = HeldOutPairs::new(want, special, 24).unwrap();
         assert_eq!(held_out.len(), want.len());
         assert_eq!(rows(&held_out, 0, 99), rows(&want, 0, 99));
@@ -150,7 +152,7 @@ fn sets_with_weights_are_drawn_by_weight() {
     assert_eq!(tokens(&rows(&resumed, 70, 30)), tokens(&whole)[70 * 24..]);
     // Every group of both sets is evaluated once.
     let held_out =
-        HeldOutPairs::of_blend(sets.validation.as_ref().unwrap(), special, 24).unwrap().unwrap();
+        HeldOutPairs::of_blend(sets.validation.as_ref().unwrap(), special, 24).unwrap().0.unwrap();
     let count = held_out.len() as usize;
     let order = rows(&held_out, 0, count + 2);
     let order = order.get::<i64>(PairBatch::ORDER).unwrap();
@@ -158,6 +160,30 @@ fn sets_with_weights_are_drawn_by_weight() {
         order[..count].iter().all(|&label| label >= 0)
             && order[count..].iter().all(|&label| label < 0)
     );
+}
+
+#[test]
+fn the_index_is_read_once_for_all_parts() {
+    let folder = tempfile::tempdir().unwrap();
+    let prefix = write(folder.path(), "a", &text(5000, 3));
+    let bytes = |extension: &str| std::fs::metadata(format!("{prefix}.{extension}")).unwrap().len();
+    let (index, tokens) = (bytes("idx"), bytes("bin"));
+    let (_, before) = thread_use::reads();
+    let sets = open(std::slice::from_ref(&prefix), [2.0, 1.0, 1.0]);
+    let (_, opened) = thread_use::reads();
+    let parts = [Some(&sets.training), sets.validation.as_ref(), sets.test.as_ref()];
+    let read: usize =
+        parts.map(|part| Documents::of_blend(part.unwrap()).unwrap().num_sentences()).iter().sum();
+    let (_, behind) = thread_use::reads();
+    assert_eq!(read as u64, IndexedDataset::open(Path::new(&prefix)).unwrap().num_sequences());
+    // Small sets are compared as a whole when they are opened. Entries beside a part are read with it.
+    let chunks = 3 * 8 * (1 << 14) + 4096;
+    let (opened, behind) = (opened - before, behind - opened);
+    println!(
+        "{index} bytes of index and {tokens} of tokens: {opened} bytes read to open, {behind} for the parts"
+    );
+    assert!(opened <= index + tokens + chunks, "{opened} bytes of {index} and {tokens}");
+    assert!(behind <= index + tokens + chunks, "{behind} bytes of {index} and {tokens}");
 }
 
 #[test]
@@ -178,10 +204,14 @@ fn a_set_whose_held_out_part_has_no_pair_is_left_out_there() {
         SentencePairs::of_blend(&sets.training, special, 24, 7).unwrap();
         HeldOutPairs::of_blend(&sets.validation.unwrap(), special, 24).unwrap()
     };
-    assert!(validation(&[&small]).is_none());
+    let (none, left_out) = validation(&[&small]);
+    assert!(none.is_none() && left_out == [small.as_str()]);
+    let (some, left_out) = validation(&[&a, &small, &b]);
+    assert!(some.is_some() && left_out == [small.as_str()]);
+    assert!(validation(&[&a, &b]).1.is_empty());
     let [ten, thirty] = ["10", "30"].map(String::from);
     let same = |found: &[&String], want: &[&String]| {
-        let [found, want] = [found, want].map(|words| validation(words).unwrap());
+        let [found, want] = [found, want].map(|words| validation(words).0.unwrap());
         assert_eq!((found.len(), rows(&found, 0, 9)), (want.len(), rows(&want, 0, 9)));
     };
     same(&[&small, &a], &[&a]);

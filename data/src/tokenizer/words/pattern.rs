@@ -35,7 +35,7 @@ pub enum WordPattern {
     Cl100k { digits: usize },
     /// o200k's pattern.
     O200k,
-    /// Matches in front of one of these characters behind another one.
+    /// Cuts in front of one of these characters behind another one: nowhere if there are none.
     Spaces(&'static [char]),
 }
 
@@ -82,6 +82,43 @@ impl WordPattern {
                 Scanner { text: &text[at..], ..scanner }.try_for_each(Scanner::gpt2_word, take)
             }
         }
+    }
+}
+
+impl WordPattern {
+    /// The end of the first word of a text that begins with none of the characters in front of which words are cut.
+    pub fn first_word(self, text: &str) -> usize {
+        match self {
+            WordPattern::Spaces(spaces) => text.find(spaces).unwrap_or(text.len()),
+            _ => 0,
+        }
+    }
+
+    /// The last place at or behind byte `from` at which the text may be cut, whatever follows it: the words on both sides
+    /// are those of the whole.
+    pub fn last_cut(self, text: &str, from: usize) -> Option<usize> {
+        let classes = CharTable::classes();
+        let is_cut = |before: char, behind: char| match self {
+            WordPattern::Spaces(spaces) => spaces.contains(&behind) && !spaces.contains(&before),
+            // No word goes on behind a letter or digit with these, and none is cut by what comes behind them.
+            _ => {
+                let class = classes.at(before.encode_utf8(&mut [0; 4]), 0);
+                matches!(class, Some((Letter | Number, _)))
+                    && (behind.is_whitespace() || behind != '\'' && behind.is_ascii_punctuation())
+            }
+        };
+        let mut behind = None;
+        for (at, before) in text.char_indices().rev() {
+            let end = at + before.len_utf8();
+            if end < from {
+                return None;
+            }
+            if behind.is_some_and(|behind| is_cut(before, behind)) {
+                return Some(end);
+            }
+            behind = Some(before);
+        }
+        None
     }
 }
 

@@ -11,8 +11,10 @@ const META_SPACE: char = '\u{2581}';
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WordRule {
     pub pattern: WordPattern,
-    /// Whether the rule holds only for texts without added tokens: behind one, no space is put in front of a word.
-    pub without_added_tokens: bool,
+    /// Whether a space is put in front of a text's first word alone, and not behind added tokens.
+    pub in_front_alone: bool,
+    /// Whether the model is of byte pairs that merge within the whole word, so that windows of it can be joined.
+    pub by_windows: bool,
 }
 
 /// The fields of the file that decide.
@@ -43,12 +45,22 @@ impl WordRule {
         if model.dropout.is_some_and(|dropout| dropout > 0.0) {
             return None;
         }
-        let rule = |pattern| WordRule { pattern, without_added_tokens: false };
-        let known = byte_level(&pre_tokenizer).or_else(|| between_spaces(&pre_tokenizer));
-        known.map(rule).or_else(|| {
-            let joins = joins_spaces(&model, vocab);
-            undivided(&pre_tokenizer).filter(|_| !joins)
-        })
+        // Else the tokens of a part depend on its place.
+        let by_windows = model.kind.as_deref() == Some("BPE")
+            && model.continuing_subword_prefix.is_none_or(|text| text.is_empty())
+            && model.end_of_word_suffix.is_none_or(|text| text.is_empty());
+        let rule = |pattern, by_windows| WordRule { pattern, in_front_alone: false, by_windows };
+        if let Some(pattern) = byte_level(&pre_tokenizer) {
+            return Some(rule(pattern, by_windows));
+        }
+        if let Some(pattern) = between_spaces(&pre_tokenizer) {
+            return Some(rule(pattern, false));
+        }
+        let undivided = undivided(&pre_tokenizer).filter(|_| by_windows)?;
+        match joins_spaces(vocab) {
+            true => Some(WordRule { pattern: WordPattern::Spaces(&[]), ..undivided }),
+            false => Some(undivided),
+        }
     }
 }
 
@@ -126,27 +138,24 @@ fn undivided(pre_tokenizer: &Value) -> Option<WordRule> {
         && pre_tokenizer["behavior"] == "MergedWithPrevious";
     if pre_tokenizer.is_null() || is_split {
         let pattern = WordPattern::Spaces(&[META_SPACE]);
-        return Some(WordRule { pattern, without_added_tokens: false });
+        return Some(WordRule { pattern, in_front_alone: false, by_windows: true });
     }
     let schemes = ["always", "never", "first"];
     is_meta_space(pre_tokenizer, false, &schemes).then(|| WordRule {
         pattern: WordPattern::Spaces(&[' ', META_SPACE]),
-        without_added_tokens: pre_tokenizer["prepend_scheme"] == "first",
+        in_front_alone: pre_tokenizer["prepend_scheme"] == "first",
+        by_windows: true,
     })
 }
 
 /// Whether tokens may reach over the beginning of a word: byte pairs cannot if no token has a U+2581 behind another
 /// character, since each merge makes a token of the vocabulary.
-fn joins_spaces<'a>(model: &Model, vocab: impl Iterator<Item = &'a String>) -> bool {
+fn joins_spaces<'a>(mut vocab: impl Iterator<Item = &'a String>) -> bool {
     let mut has_space = false;
     let joins = |token: &String| {
         has_space |= token.chars().eq([META_SPACE]);
         token.trim_start_matches(META_SPACE).contains(META_SPACE)
     };
-    let depends_on_place =
-        model.continuing_subword_prefix.as_ref().is_some_and(|text| !text.is_empty())
-            || model.end_of_word_suffix.as_ref().is_some_and(|text| !text.is_empty());
-    // Else it would be unknown, and be joined with others that are.
-    let mut vocab = vocab;
-    model.kind.as_deref() != Some("BPE") || depends_on_place || vocab.any(joins) || !has_space
+    // Without a token of its own the space would be unknown, and be joined with others that are.
+    vocab.any(joins) || !has_space
 }

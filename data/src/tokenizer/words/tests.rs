@@ -1,5 +1,6 @@
 //! Compares the scanner with a regex engine, and the fast path with the crates.
 
+mod long_texts;
 mod spaces;
 
 use super::super::Tokenizer;

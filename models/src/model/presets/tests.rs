@@ -52,7 +52,8 @@ fn an_unknown_name_lists_the_known_ones() {
 }
 
 /// The fields of `config.json` on Hugging Face that no count of parameters shows: rotary base, norm epsilon, longest
-/// positions, tied embeddings, window, nonlinearity. Of Qwen 3 it is the file of the chat models.
+/// positions, tied embeddings, window, nonlinearity. Of Qwen 3 it is the file of the chat models; the longest positions of
+/// Pythia 14M and 31M are those of training.
 #[test]
 fn fields_are_those_of_config_json() {
     const SWIGLU: ActivationKind = ActivationKind::Swiglu;

@@ -98,11 +98,12 @@ impl<M: Model> Trainer<M> {
         // Step number and learning rate, where the optimizer's kernels read them.
         self.write_step_params()?;
         let graph = self.captures_steps();
+        // In memory throughout the step, as those of a graph are.
+        let microbatches = if graph { Vec::new() } else { self.upload(&batch)? };
         let sums = match graph {
             // All that follows, with the update, as one graph, which the host does not read in between.
             true => self.run_graph(&batch)?,
             false => {
-                let microbatches = self.upload(&batch)?;
                 // Forward and backward in the order of the pipeline schedule; gradients are reduced on the way.
                 let sums = self.forward_backward(&batch, &microbatches)?;
                 // The norm of all gradients decides, on the device, whether the step is applied and how it is clipped.

@@ -10,7 +10,7 @@ use ferrotron_autograd::Var;
 use ferrotron_models::batch_size::{BatchSize, BatchSizeConfig};
 use ferrotron_models::checkpoint::Checkpoint;
 use ferrotron_models::data::{Batch, FiniteSamples, Samples};
-use ferrotron_models::memory::{MemoryEstimator, PlannedDevice};
+use ferrotron_models::memory::{DocumentResets, MemoryEstimator, PlannedDevice};
 use ferrotron_models::stop::StopFlag;
 use ferrotron_models::trainer::{
     LossTerm, Microbatch, Model, ModelChunk, ParallelConfig, StageOutput, Trainer, TrainerConfig,
@@ -297,6 +297,7 @@ fn memory_is_the_number_of_a_step() -> Result<()> {
             trainer: config.clone(),
             dtype: DType::F64,
             seq_length: 1,
+            documents: DocumentResets::default(),
             device: PlannedDevice::Cpu { threads: 1 },
         };
         let device = Device::cpu(1)?;

@@ -5,7 +5,7 @@ use ferrotron_models::batch_size::{BatchSize, BatchSizeConfig};
 use ferrotron_models::bert::{Bert, BertConfig, NormPlacement};
 use ferrotron_models::data::{Batch, FiniteSamples, PairBatch, Samples};
 use ferrotron_models::gpt::Recompute;
-use ferrotron_models::memory::{MemoryEstimator, PlannedDevice};
+use ferrotron_models::memory::{DocumentResets, MemoryEstimator, PlannedDevice};
 use ferrotron_models::stop::StopFlag;
 use ferrotron_models::trainer::{ParallelConfig, Trainer, TrainerConfig};
 use ferrotron_nn::schedule::LrSchedule;
@@ -228,6 +228,7 @@ fn memory_is_the_number_of_a_step() -> Result<()> {
             trainer: layout.trainer()?,
             dtype: DType::F64,
             seq_length: LENGTH,
+            documents: DocumentResets::default(),
             device: PlannedDevice::Cpu { threads: 1 },
         };
         let measured = run_threads(layout.dims().world(), &WorldConfig::default(), |world| {

@@ -5,7 +5,7 @@ use ferrotron_models::batch_size::{BatchSize, BatchSizeConfig};
 use ferrotron_models::checkpoint::PendingSave;
 use ferrotron_models::data::{Batch, Samples, TokenBatch};
 use ferrotron_models::gpt::{Gpt, GptConfig, Recompute, SavedActivations};
-use ferrotron_models::memory::{MemoryEstimator, PlannedDevice, RankMemory};
+use ferrotron_models::memory::{DocumentResets, MemoryEstimator, PlannedDevice, RankMemory};
 use ferrotron_models::trainer::{ParallelConfig, SaveMode, Trainer, TrainerConfig};
 use ferrotron_nn::schedule::LrSchedule;
 use ferrotron_nn::{OptimizerConfig, ParamPatterns, Scope, Sharding};
@@ -122,6 +122,7 @@ impl Case {
             },
             dtype: self.dtype,
             seq_length: SEQ_LENGTH,
+            documents: DocumentResets::default(),
             device: PlannedDevice::Cpu { threads: 1 },
         })
     }

@@ -18,6 +18,7 @@ use crate::cli::job::{ModelRank, all_ready};
 use crate::cli::loaded::{Loaded, check_vocab_size};
 use crate::cli::options::remembered;
 use crate::cli::tasks::Task;
+use crate::cli::validation_sets::quoted;
 use crate::cli::{corpus, output};
 
 /// Measures the losses over the validation part, or the accuracy in a task with the path of its data.
@@ -118,7 +119,14 @@ fn prepare(
                     "the run's data sets hold nothing out for validation: name data by --data";
                 Error::config("--data", message)
             })?;
-            let pairs = HeldOutPairs::of_blend(&held_out, special, seq_length).at(origin)?;
+            let (pairs, left_out) =
+                HeldOutPairs::of_blend(&held_out, special, seq_length).at(origin)?;
+            if pairs.is_some() && !left_out.is_empty() {
+                output::note(&format!(
+                    "warning: no document of {} has two sentences: the loss goes without",
+                    quoted(&left_out)
+                ));
+            }
             let pairs = pairs.ok_or_else(|| {
                 let message =
                     "no document that the run's data sets hold out for validation has two sentences: name data by --data";

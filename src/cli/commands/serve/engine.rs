@@ -1,23 +1,26 @@
-//! Answers prompts: those that wait are scored together, on all ranks.
+//! Answers prompts: those that wait are continued and scored together, on all ranks.
 //!
-//! Rank 0 has the requests and chooses tokens; it tells the others what to score. They wait in a broadcast, which has a
-//! time limit, so rank 0 sends them something each second.
+//! Rank 0 has the requests; it tells the others what to continue and to score. They wait in a broadcast, which has a time
+//! limit, so rank 0 sends them something each second.
 
 use ferrotron::models::data::tasks::{ScoreRequest, TokenScore};
 use ferrotron::models::evaluate::LocalModel;
 use ferrotron::models::generate::{GenerationRequest, Sampling, generate_batch};
+use ferrotron::models::generate_on_ranks::{generate_on_ranks, unsupported_reason};
 use ferrotron::models::gpt::Gpt;
 use ferrotron::models::score::{ScoreConfig, score};
 use ferrotron::models::stop::StopFlag;
 use ferrotron::models::tokenizer::Tokenizer;
+use ferrotron::nn::Axis;
 use ferrotron::parallel::agreement::broadcast_bytes;
-use ferrotron::{Error, ErrorKind, Result};
-use serde_json::{Value, json};
+use ferrotron::{ErrorKind, Result};
 use std::ops::ControlFlow;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::Duration;
 
 use super::api::{Completion, Prompt, first_stop};
+use super::message::Message;
 
 /// Time between two messages to the other ranks.
 const HEARTBEAT: Duration = Duration::from_secs(1);
@@ -30,8 +33,8 @@ pub struct Job {
 
 /// Whoever waits for the completions of a request.
 pub trait Client: Send {
-    /// Called with all tokens that were added to a prompt so far: with none before the first one, and then behind each that
-    /// is not the last one asked for. Returns whether anybody still waits.
+    /// Called with all tokens that were added to a prompt so far: with none before the first one, and then behind each but
+    /// one with which a stop is complete. Returns whether anybody still waits.
     fn added(&mut self, prompt: usize, tokens: &[u32]) -> bool;
 
     /// Takes the completions, or the reason why there are none.
@@ -46,6 +49,8 @@ pub struct Engine<'a> {
     pub model: LocalModel<'a, Gpt>,
     pub tokenizer: &'a Tokenizer,
     pub micro_batch_size: usize,
+    /// Counts the tokens that are added to prompts of clients that wait.
+    pub added_tokens: &'a AtomicU64,
 }
 
 impl Engine<'_> {
@@ -59,11 +64,11 @@ impl Engine<'_> {
             let first = match jobs.recv_timeout(HEARTBEAT) {
                 Ok(job) => job,
                 Err(RecvTimeoutError::Timeout) => {
-                    self.tell(&json!("wait"))?;
+                    self.tell(&Message::Wait)?;
                     continue;
                 }
                 Err(RecvTimeoutError::Disconnected) => {
-                    self.tell(&json!("end"))?;
+                    self.tell(&Message::End)?;
                     return Ok(());
                 }
             };
@@ -81,6 +86,7 @@ impl Engine<'_> {
                 .collect();
             let mut watch = |prompt: usize, tokens: &[u32]| {
                 let (job, own) = owners[prompt];
+                self.added_tokens.fetch_add(u64::from(!tokens.is_empty()), Relaxed);
                 jobs[job].client.added(own, tokens)
             };
             let completions = match self.answer(&prompts, &mut watch) {
@@ -96,23 +102,26 @@ impl Engine<'_> {
         }
     }
 
-    /// Scores what rank 0 asks for, on another rank, until it has told the end.
+    /// Continues and scores what rank 0 asks for, on another rank, until it has told the end.
     ///
     /// # Errors
     /// As the communication does.
     pub fn follow(&self) -> Result<()> {
-        let broken = || Error::value("serve", "rank 0 sent no request");
         loop {
             let message = broadcast_bytes(self.model.mesh.world(), Vec::new())?;
-            let message: Value = serde_json::from_slice(&message).map_err(|_| broken())?;
-            match message.as_str() {
-                Some("wait") => continue,
-                Some(_) => return Ok(()),
-                None => {}
-            }
-            let (requests, top) = decode(&message).ok_or_else(broken)?;
-            let config = ScoreConfig { micro_batch_size: self.micro_batch_size, top };
-            match score(&self.model, &requests, config, &StopFlag::default(), |_| ()) {
+            let answered = match Message::decode(&message)? {
+                Message::Wait => continue,
+                Message::End => return Ok(()),
+                Message::Score { requests, top } => {
+                    let config = ScoreConfig { micro_batch_size: self.micro_batch_size, top };
+                    let stop = StopFlag::default();
+                    score(&self.model, &requests, config, &stop, |_| ()).map(drop)
+                }
+                Message::Generate(requests) => {
+                    self.on_ranks(&requests, |_, _| ControlFlow::Continue(()))
+                }
+            };
+            match answered {
                 // Rank 0 has it, too, and answers with it.
                 Err(error) if error.kind() == ErrorKind::Communication => return Err(error),
                 _ => {}
@@ -120,14 +129,14 @@ impl Engine<'_> {
         }
     }
 
-    fn tell(&self, message: &Value) -> Result<()> {
-        broadcast_bytes(self.model.mesh.world(), message.to_string().into_bytes()).map(drop)
+    fn tell(&self, message: &Message) -> Result<()> {
+        broadcast_bytes(self.model.mesh.world(), message.encode()).map(drop)
     }
 
     /// Scores requests on all ranks, at most so many likeliest tokens each.
     fn score(&self, requests: &[ScoreRequest], top: usize) -> Result<Vec<Vec<TokenScore>>> {
         if self.model.mesh.world().size() > 1 {
-            self.tell(&encode(requests, top))?;
+            self.tell(&Message::Score { requests: requests.to_vec(), top })?;
         }
         let config = ScoreConfig { micro_batch_size: self.micro_batch_size, top };
         // A signal is seen between requests.
@@ -170,9 +179,9 @@ impl Engine<'_> {
     fn generate(&self, prompts: &[Prompt], watch: &mut Watch) -> Result<Vec<Completion>> {
         let several = prompts.iter().enumerate().filter(|(_, prompt)| !is_single_step(prompt));
         let several: Vec<(usize, &Prompt)> = several.collect();
-        let mut added = match self.model.mesh.world().size() {
-            1 => self.with_cache(&several, watch)?,
-            _ => self.by_scores(&several, watch)?,
+        let mut added = match unsupported_reason(self.model.mesh) {
+            None => self.with_cache(&several, watch)?,
+            Some(_) => self.by_scores(&several, watch)?,
         }
         .into_iter();
         let completion = |prompt: &Prompt| match is_single_step(prompt) {
@@ -182,15 +191,13 @@ impl Engine<'_> {
         Ok(prompts.iter().map(completion).collect())
     }
 
-    /// Continues as many prompts together on a single rank as go through the model at once, with key-value caches.
+    /// Continues as many prompts together as fill the model at once, with key-value caches.
     fn with_cache(&self, prompts: &[(usize, &Prompt)], watch: &mut Watch) -> Result<Vec<Vec<u32>>> {
-        let [gpt] = self.model.parts else {
-            return Err(Error::config("serve", "a rank must have one chunk of the model"));
-        };
+        let replicas_and_stages =
+            [Axis::Data, Axis::Pipeline].map(|a| self.model.mesh.axis(a).size());
+        let at_once = self.micro_batch_size * replicas_and_stages.iter().product::<usize>();
         let mut added = vec![Vec::new(); prompts.len()];
-        for (prompts, added) in
-            (prompts.chunks(self.micro_batch_size)).zip(added.chunks_mut(self.micro_batch_size))
-        {
+        for (prompts, added) in prompts.chunks(at_once).zip(added.chunks_mut(at_once)) {
             // Nobody waits any more for the others.
             let waits = |&index: &usize| watch(prompts[index].0, &[]);
             let waiting: Vec<usize> = (0..prompts.len()).filter(waits).collect();
@@ -203,7 +210,10 @@ impl Engine<'_> {
                 }
             };
             let requests: Vec<GenerationRequest> = waiting.iter().map(request).collect();
-            generate_batch(gpt, &requests, |place, token| {
+            if requests.is_empty() {
+                continue;
+            }
+            let on_token = |place: usize, token: u32| {
                 let index = waiting[place];
                 let (number, prompt) = prompts[index];
                 added[index].push(token);
@@ -211,12 +221,29 @@ impl Engine<'_> {
                     true => ControlFlow::Break(()),
                     false => ControlFlow::Continue(()),
                 }
-            })?;
+            };
+            match self.model.parts {
+                [gpt] if self.model.mesh.world().size() == 1 => {
+                    generate_batch(gpt, &requests, on_token)?;
+                }
+                _ => {
+                    self.tell(&Message::Generate(requests.clone()))?;
+                    self.on_ranks(&requests, on_token)?;
+                }
+            }
         }
         Ok(added)
     }
 
-    /// Continues prompts together on several ranks. Each token costs a forward over all positions.
+    fn on_ranks(
+        &self,
+        requests: &[GenerationRequest],
+        on_token: impl FnMut(usize, u32) -> ControlFlow<()>,
+    ) -> Result<()> {
+        generate_on_ranks(&self.model, requests, self.micro_batch_size, on_token).map(drop)
+    }
+
+    /// Continues prompts together on ranks that share sequences. Each token costs a forward over all positions.
     fn by_scores(&self, several: &[(usize, &Prompt)], watch: &mut Watch) -> Result<Vec<Vec<u32>>> {
         let prompts: Vec<&Prompt> = several.iter().map(|(_, prompt)| *prompt).collect();
         let mut added = vec![Vec::new(); prompts.len()];
@@ -247,10 +274,8 @@ impl Engine<'_> {
                 }
                 added[index].push(token);
                 let tokens = &added[index];
-                if tokens.len() < prompt.max_tokens
-                    && !self.is_stopped(prompt, tokens)
-                    && watch(several[index].0, tokens)
-                {
+                let waits = !self.is_stopped(prompt, tokens) && watch(several[index].0, tokens);
+                if waits && tokens.len() < prompt.max_tokens {
                     going_on.push(index);
                 }
             }
@@ -292,22 +317,66 @@ fn is_single_step(prompt: &Prompt) -> bool {
     prompt.max_tokens == 0 || (prompt.max_tokens == 1 && prompt.temperature == 0.0)
 }
 
-/// The message of rank 0 that asks for scores.
-fn encode(requests: &[ScoreRequest], top: usize) -> Value {
-    let request =
-        |request: &ScoreRequest| json!([request.tokens, request.first_target, request.wants_next]);
-    json!({ "top": top, "requests": requests.iter().map(request).collect::<Vec<_>>() })
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ferrotron::models::gpt::GptConfig;
+    use ferrotron::nn::Scope;
+    use ferrotron::parallel::mesh::Mesh;
+    use ferrotron::{DType, Device};
+    use std::sync::mpsc;
 
-fn decode(message: &Value) -> Option<(Vec<ScoreRequest>, usize)> {
-    let request = |value: &Value| {
-        let tokens = value[0].as_array()?.iter().map(|token| Some(token.as_u64()? as u32));
-        Some(ScoreRequest {
-            tokens: tokens.collect::<Option<_>>()?,
-            first_target: value[1].as_u64()? as usize,
-            wants_next: value[2].as_bool()?,
-        })
-    };
-    let requests = message["requests"].as_array()?.iter().map(request).collect::<Option<_>>()?;
-    Some((requests, message["top"].as_u64()? as usize))
+    /// A client that waits for so many tokens, and tells how often it was called.
+    struct Leaving {
+        tokens: usize,
+        calls: mpsc::Sender<usize>,
+    }
+
+    impl Client for Leaving {
+        fn added(&mut self, _: usize, tokens: &[u32]) -> bool {
+            self.calls.send(tokens.len()).unwrap();
+            tokens.len() < self.tokens
+        }
+
+        fn answered(self: Box<Self>, _: std::result::Result<Vec<Completion>, String>) {}
+    }
+
+    /// Nothing is computed for a client that has left: each of its prompts is looked at once.
+    #[test]
+    fn work_for_a_client_ends_when_it_leaves() {
+        let config = GptConfig::gpt2(256, 1, 8, 2, 16);
+        let (scope, mesh) = (Scope::new(&Device::cpu(1).unwrap(), DType::F32, 1), Mesh::single());
+        let parts = [Gpt::new(&scope, &config).unwrap()];
+        let model = LocalModel { parts: &parts, config: &config, scope: &scope, mesh: &mesh };
+        let (tokenizer, added_tokens) = (Tokenizer::Byte, AtomicU64::new(0));
+        let engine = Engine {
+            model,
+            tokenizer: &tokenizer,
+            micro_batch_size: 2,
+            added_tokens: &added_tokens,
+        };
+        let prompt = Prompt {
+            tokens: vec![1, 2],
+            max_tokens: 9,
+            temperature: 0.0,
+            top_p: None,
+            seed: None,
+            stop: Vec::new(),
+            logprobs: None,
+            echo: false,
+        };
+        let (sender, jobs) = mpsc::channel();
+        let mut told = Vec::new();
+        for (prompts, tokens) in [(100, 0), (1, 3), (1, 99)] {
+            let (calls, told_here) = mpsc::channel();
+            let client = Box::new(Leaving { tokens, calls });
+            sender.send(Job { prompts: vec![prompt.clone(); prompts], client }).unwrap();
+            told.push(told_here);
+        }
+        drop(sender);
+        engine.answer_all(&jobs).unwrap();
+        let told: Vec<Vec<usize>> = told.iter().map(|told| told.try_iter().collect()).collect();
+        assert_eq!(told, [vec![0; 100], (0..4).collect(), (0..10).collect()]);
+        assert_eq!(added_tokens.into_inner(), 3 + 9);
+    }
 }

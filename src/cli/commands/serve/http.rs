@@ -56,6 +56,8 @@ pub struct Service {
     pub model: String,
     pub jobs: Mutex<Sender<Job>>,
     pub count: AtomicU64,
+    /// Tokens by which texts were continued.
+    pub added_tokens: Arc<AtomicU64>,
 }
 
 /// Serves connections until `stop` is set, and then those requests that are already there.
@@ -210,7 +212,10 @@ async fn route(
     }
     match path.as_str() {
         "/v1/completions" => complete(service, &body(request).await?).await,
-        "/health" => Ok(Answer::Whole(json!({ "status": "ok" }))),
+        "/health" => {
+            let added = service.added_tokens.load(Relaxed);
+            Ok(Answer::Whole(json!({ "status": "ok", "added_tokens": added })))
+        }
         _ => {
             let model = json!({ "id": service.model, "object": "model", "owned_by": "ferrotron" });
             Ok(Answer::Whole(json!({ "object": "list", "data": [model] })))

@@ -220,4 +220,4 @@ impl Vector for F64x4 {
     }
 }
 
-crate::gemm::kernel::isa!(F32x8, F64x4, [1, 2, 3, 4], with_avx2);
+crate::gemm::compile::isa!(F32x8, F64x4, [1, 2, 3, 4], with_avx2);

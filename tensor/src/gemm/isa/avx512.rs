@@ -254,4 +254,4 @@ impl Vector for F64x8 {
     }
 }
 
-crate::gemm::kernel::isa!(F32x16, F64x8, [1, 2, 3, 4, 5, 6, 7, 8], with_avx512);
+crate::gemm::compile::isa!(F32x16, F64x8, [1, 2, 3, 4, 5, 6, 7, 8], with_avx512);

@@ -2,7 +2,7 @@
 
 use crate::gemm::isa::avx512::{F32, F32x16};
 use crate::gemm::isa::vector::Vector;
-use crate::gemm::kernel::{GemmKernels, MicroTile, Multiply, TileFn};
+use crate::gemm::kernel::{GemmKernels, MicroTile, Multiply, StoredColumns, TileFn};
 use crate::gemm::pack::PackTask;
 use crate::gemm::vnni;
 use crate::numeric::simd::{with_avx512, with_avx512_bf16};
@@ -26,6 +26,13 @@ with_avx512_bf16! { enabled!
     unsafe fn tile<const R: usize, const N: usize>(tile: &MicroTile<f32>) {
         // SAFETY: the caller's promise, passed on.
         unsafe { crate::gemm::kernel::tile::<F32x16, Pairs, R, N>(tile) }
+    }
+}
+
+with_avx512_bf16! { enabled!
+    unsafe fn stream<const R: usize>(tile: &MicroTile<f32>, columns: &StoredColumns) {
+        // SAFETY: the caller's promise, passed on.
+        unsafe { crate::gemm::stream::stream::<F32x16, Pairs, f32, R>(tile, columns) }
     }
 }
 
@@ -93,6 +100,18 @@ pub(in crate::gemm) static PAIRS: GemmKernels<f32> = GemmKernels {
         row::<7>(),
         row::<8>(),
     ],
+    stream: |_| {
+        &[
+            stream::<1>,
+            stream::<2>,
+            stream::<3>,
+            stream::<4>,
+            stream::<5>,
+            stream::<6>,
+            stream::<7>,
+            stream::<8>,
+        ]
+    },
     pack: |_| pack,
     multiply,
     ..F32

@@ -72,13 +72,14 @@ impl<T: Compute> Vector for Lanes<T> {
     }
 }
 
-crate::gemm::kernel::isa!(Lanes<f32>, Lanes<f64>, [1, 2, 3, 4], with_portable);
+crate::gemm::compile::isa!(Lanes<f32>, Lanes<f64>, [1, 2, 3, 4], with_portable);
 
 /// The kernels of [`crate::gemm::vnni`] in plain Rust: the tests run them on every machine.
 #[cfg(test)]
 pub(in crate::gemm) static PAIRS: crate::gemm::kernel::GemmKernels<f32> = {
     use crate::gemm::kernel::{GemmKernels, Multiply, TileFn, tile};
     use crate::gemm::pack::PackTask;
+    use crate::gemm::stream::stream;
     use crate::gemm::vnni::{gather, pack};
 
     struct Pairs;
@@ -111,6 +112,15 @@ pub(in crate::gemm) static PAIRS: crate::gemm::kernel::GemmKernels<f32> = {
     }
     GemmKernels {
         tiles: &[row::<1>(), row::<2>(), row::<3>(), row::<4>()],
+        stream: |_| {
+            type Word = Lanes<f32>;
+            &[
+                stream::<Word, Pairs, f32, 1>,
+                stream::<Word, Pairs, f32, 2>,
+                stream::<Word, Pairs, f32, 3>,
+                stream::<Word, Pairs, f32, 4>,
+            ]
+        },
         pack: |_| pack_pairs,
         ..F32
     }

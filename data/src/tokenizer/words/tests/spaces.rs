@@ -5,6 +5,7 @@ use serde_json::{Value, json};
 
 const AT_SPACES: WordPattern = WordPattern::Spaces(&[' ']);
 const AT_META_SPACES: WordPattern = WordPattern::Spaces(&['\u{2581}']);
+const NOWHERE: WordPattern = WordPattern::Spaces(&[]);
 const AT_BOTH: WordPattern = WordPattern::Spaces(&[' ', '\u{2581}']);
 
 /// Files, and the patterns that are recognized in them.
@@ -22,9 +23,11 @@ pub fn files() -> Vec<(String, WordPattern)> {
     let nfkc = json!({"type": "NFKC"});
     [
         (both, Value::Null, byte_pairs(true), AT_META_SPACES),
-        (replace.clone(), split, byte_pairs(false), AT_META_SPACES),
+        (replace.clone(), split.clone(), byte_pairs(false), AT_META_SPACES),
         (Value::Null, meta_space("first", false), byte_pairs(true), AT_BOTH),
         (Value::Null, meta_space("always", false), byte_pairs(false), AT_BOTH),
+        (Value::Null, meta_space("first", false), joining(byte_pairs(true)), NOWHERE),
+        (replace.clone(), split, joining(byte_pairs(false)), NOWHERE),
         (nfkc.clone(), meta_space("always", true), unigrams(), AT_SPACES),
         (nfkc, meta_space("never", true), unigrams(), AT_SPACES),
         (Value::Null, in_turn, unigrams(), AT_SPACES),
@@ -100,6 +103,14 @@ fn byte_pairs(byte_fallback: bool) -> Value {
         "merges": merges})
 }
 
+/// The same with a token that has a space behind another character.
+fn joining(mut byte_pairs: Value) -> Value {
+    byte_pairs["vocab"]["d\u{2581}"] = 199.into();
+    let merges = byte_pairs["merges"].as_array_mut().unwrap();
+    merges.insert(0, "d \u{2581}".into());
+    byte_pairs
+}
+
 fn unigrams() -> Value {
     let scores = [
         ("<unk>", 0.0),
@@ -134,17 +145,17 @@ fn word_pieces() -> Value {
 }
 
 #[test]
-fn a_vocabulary_that_joins_words_is_left_to_the_crate() {
+fn a_vocabulary_that_joins_words_is_not_cut() {
     let rule = |vocab: &[&str], model: Value| {
         let vocab: Vec<String> = vocab.iter().map(|token| token.to_string()).collect();
         let json = json!({"pre_tokenizer": null, "model": model}).to_string();
-        WordRule::of_tokenizer(&json, vocab.iter()).is_some()
+        WordRule::of_tokenizer(&json, vocab.iter()).map(|rule| rule.pattern)
     };
     let byte_pairs = json!({"type": "BPE"});
-    assert!(rule(&["\u{2581}", "\u{2581}\u{2581}a"], byte_pairs.clone()));
-    assert!(!rule(&["\u{2581}", "a\u{2581}"], byte_pairs.clone()));
-    assert!(!rule(&["a", "\u{2581}a"], byte_pairs));
-    assert!(!rule(&["\u{2581}"], json!({"type": "BPE", "dropout": 0.1})));
-    assert!(!rule(&["\u{2581}"], json!({"type": "BPE", "end_of_word_suffix": "</w>"})));
-    assert!(!rule(&["\u{2581}"], json!({"type": "Unigram"})));
+    assert_eq!(rule(&["\u{2581}", "\u{2581}\u{2581}a"], byte_pairs.clone()), Some(AT_META_SPACES));
+    assert_eq!(rule(&["\u{2581}", "a\u{2581}"], byte_pairs.clone()), Some(NOWHERE));
+    assert_eq!(rule(&["a", "\u{2581}a"], byte_pairs), Some(NOWHERE));
+    assert_eq!(rule(&["\u{2581}"], json!({"type": "BPE", "dropout": 0.1})), None);
+    assert_eq!(rule(&["\u{2581}"], json!({"type": "BPE", "end_of_word_suffix": "</w>"})), None);
+    assert_eq!(rule(&["\u{2581}"], json!({"type": "Unigram"})), None);
 }
