@@ -63,7 +63,7 @@ pub fn calibrate(device: &Device, dtype: DType) -> Result<Calibration> {
     let profiles = kernels::profiles(device, dtype)?;
     let mut curves = kernels::kernels(&profiles);
     if byte > 0.0 {
-        curves.insert(PRODUCT.to_string(), Curve::new(vec![[0.0, 1.0 / byte]]));
+        curves.insert(PRODUCT.to_string(), Curve::new(vec![[1.0, 1.0 / byte]])); // the same for all bytes
     }
     let cache = Ceilings::cache_bytes() as f64;
     let levels = vec![[cache, ceilings.cache], [BEYOND_CACHES * cache, ceilings.update]];
