@@ -5,8 +5,8 @@
 //! once. `ferrotron simulate` predicts the steps with the calibration of the same round. Medians over rounds are compared:
 //!
 //! - The error of a layout is predicted over measured seconds, less 1. It should be at most 15 % on average.
-//! - Kendall's tau counts pairs of layouts in the same order, less those in the other, over both. Pairs that differ by less
-//!   than the noise of both are left out. It should be at least 0.8.
+//! - Kendall's tau counts pairs of layouts in the same order, less those in the other, over all. Pairs whose measured times
+//!   differ by less than the noise of both are left out; a pair with equal predictions counts 0. It should be at least 0.8.
 //! - Waits are those of a traced run, mean over ranks and steps: exposed communication, and the bubble of pipelines. Beside
 //!   them are those of the simulated step.
 //!
@@ -17,6 +17,7 @@ use ferrotron::tensor::RandomKey;
 use ferrotron::tensor::ops::matmul::matmul;
 use ferrotron::{DType, Device, Result, Tensor};
 use serde_json::Value;
+use std::cmp::Ordering;
 use std::path::Path;
 use std::process::Command;
 use std::time::Instant;
@@ -81,7 +82,8 @@ fn main() -> Result<()> {
         return Ok(());
     }
     let words: Vec<String> = std::env::args().skip(1).filter(|word| word != "--bench").collect();
-    let rounds = words.iter().find_map(|word| word.parse().ok()).unwrap_or(3);
+    let rounds: usize = words.iter().find_map(|word| word.parse().ok()).unwrap_or(3);
+    assert!(rounds >= 2, "{rounds} rounds tell no noise: ask for at least 2");
     let kept = words.iter().find(|word| word.parse::<usize>().is_err());
     let temporary = tempfile::tempdir().expect("a folder");
     let folder = kept.map_or(temporary.path(), Path::new);
@@ -199,7 +201,7 @@ fn noise(rounds: &[f64]) -> f64 {
 
 fn report(found: &[Found], calibrated: &[f64]) {
     println!(
-        "{:28}{:>6}{:>13}{:>9}{:>14}{:>9}{:>9}{:>20}",
+        "{:32}{:>6}{:>14}{:>9}{:>15}{:>9}{:>8}{:>22}{:>11}",
         "layout",
         "ranks",
         "measured, ms",
@@ -207,9 +209,9 @@ fn report(found: &[Found], calibrated: &[f64]) {
         "predicted, ms",
         "error %",
         "probe",
-        "waits, ms: measured,"
+        "waits, ms: measured",
+        "predicted"
     );
-    println!("{:>108}", "predicted");
     let mut errors = Vec::new();
     for ((name, ranks, ..), found) in LAYOUTS.iter().zip(found) {
         let [measured, predicted] =
@@ -217,7 +219,7 @@ fn report(found: &[Found], calibrated: &[f64]) {
         let error = predicted / measured - 1.0;
         errors.push(error.abs());
         println!(
-            "{name:32}{ranks:>6}{:>14.1}{:>9.1}{:>15.1}{:>9.1}{:>8.0}{:>15.1}{:>11.1}",
+            "{name:32}{ranks:>6}{:>14.1}{:>9.1}{:>15.1}{:>9.1}{:>8.0}{:>22.1}{:>11.1}",
             1e3 * measured,
             100.0 * noise(&found.measured),
             1e3 * predicted,
@@ -252,7 +254,11 @@ fn kendall(found: &[Found]) -> (f64, usize) {
                 continue;
             }
             let [p, q] = [a, b].map(|of| median(of.predicted.clone()));
-            sum += if (x < y) == (p < q) { 1.0 } else { -1.0 };
+            sum += match p.total_cmp(&q) {
+                Ordering::Equal => 0.0,
+                predicted if predicted == x.total_cmp(&y) => 1.0,
+                _ => -1.0,
+            };
             pairs += 1;
         }
     }

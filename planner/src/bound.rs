@@ -53,8 +53,8 @@ impl BlockCost {
         ROUNDING * of_stage * (self.seconds * layout.microbatches() as f64 + fill)
     }
 
-    /// The least bytes of a rank of the first stage.
-    pub(crate) fn bytes(&self, layout: &Layout, blocks: usize) -> f64 {
+    /// The least bytes of a rank of the first stage; `keeps_activations` unless some wait in host memory.
+    pub(crate) fn bytes(&self, layout: &Layout, blocks: usize, keeps_activations: bool) -> f64 {
         let memory = &self.memory;
         let ranks = (layout.data() * layout.context) as f64;
         let share = |from: u8, bytes: usize| {
@@ -62,7 +62,7 @@ impl BlockCost {
         };
         // Backward keeps more for a while where it computes again.
         let saved = match layout.recompute {
-            Recomputation::None => {
+            Recomputation::None if keeps_activations => {
                 memory.activations_bytes * layout.microbatches().min(layout.pipeline)
             }
             _ => 0,

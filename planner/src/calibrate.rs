@@ -63,7 +63,7 @@ pub fn calibrate(device: &Device, dtype: DType) -> Result<Calibration> {
     let profiles = kernels::profiles(device, dtype)?;
     let mut curves = kernels::kernels(&profiles);
     if byte > 0.0 {
-        curves.insert(PRODUCT.to_string(), Curve::new(vec![[0.0, 1.0 / byte]]));
+        curves.insert(PRODUCT.to_string(), Curve::new(vec![[1.0, 1.0 / byte]])); // the same for all bytes
     }
     let cache = Ceilings::cache_bytes() as f64;
     let levels = vec![[cache, ceilings.cache], [BEYOND_CACHES * cache, ceilings.update]];
@@ -234,8 +234,10 @@ mod tests {
         close(seconds("all_reduce", 1e6, Spread { ranks: 4, nodes: 1 }, &cluster), steps);
         close(cluster.node.latency, 1e-5);
         assert_eq!(cluster.gpu.measured, Some(DType::F32));
-        let sharing = Sharing { cores: 4, ranks: 2, threads: 1, contention: 1.25 };
-        assert_eq!(cluster.sharing(4, 2), Some(sharing));
+        let sharing = Sharing { cores: 2, ranks: 1, threads: 1, contention: 1.25 };
+        assert_eq!(cluster.sharing(2, 2).unwrap(), Some(sharing));
+        let error = cluster.sharing(4, 2).unwrap_err().to_string();
+        assert!(error.contains("--nodes: 2, but ranks that share node.cores"), "{error}");
 
         // A product that was faster than the measured peak is predicted as fast as it was.
         let fast = Calibration { products: 1.25e11, ..calibration };

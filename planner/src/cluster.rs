@@ -154,13 +154,23 @@ impl GpuSpec {
 }
 
 impl Cluster {
-    /// How `world` ranks in so many stages share the cores of their nodes; GPUs share none.
-    pub fn sharing(&self, world: usize, stages: usize) -> Option<Sharing> {
+    /// How `world` ranks in so many stages share the cores of their node; GPUs share none.
+    ///
+    /// Errors if they are on several nodes.
+    pub fn sharing(&self, world: usize, stages: usize) -> Result<Option<Sharing>> {
         let (PlannedDevice::Cpu { threads }, Some(cores)) = (self.gpu.device, self.cores) else {
-            return None;
+            return Ok(None);
         };
         let nodes = world.div_ceil(self.gpus_per_node);
+        if nodes > 1 {
+            let message = format!(
+                "{nodes}, but ranks that share node.cores of {} are predicted on one node: leave --nodes out, or \
+                 node.cores so that each rank has cores of its own",
+                self.name
+            );
+            return Err(Error::config("--nodes", message));
+        }
         let Cores { count, contention } = cores;
-        Some(Sharing { cores: count * nodes, ranks: world / stages, threads, contention })
+        Ok(Some(Sharing { cores: count, ranks: world / stages, threads, contention }))
     }
 }

@@ -209,6 +209,12 @@ impl RecordedRun {
         self.of_stage = of_stage;
     }
 
+    /// Bytes of the recorded rank that takes most.
+    pub(crate) fn peak_bytes(&self) -> u64 {
+        let bytes = self.recorded.iter().map(|(found, _)| found.memory.total_bytes as u64);
+        bytes.max().unwrap_or(0)
+    }
+
     /// The least time of the step on `cluster`, without a replay.
     pub(crate) fn least_seconds(&self, cluster: &Cluster) -> Result<f64> {
         let programs = self.programs(cluster)?;
@@ -231,13 +237,13 @@ impl RecordedRun {
 
     /// Predicts the step on `cluster`. `with_marks` keeps the spans of a trace.
     ///
-    /// Errors if the cluster has no peak for the dtypes of the run.
+    /// Errors if the cluster has no peak for the dtypes of the run, or as [`Cluster::sharing`].
     pub fn predict(&self, cluster: &Cluster, with_marks: bool) -> Result<Prediction> {
         let programs = self.programs(cluster)?;
         let programs: Vec<&Program> = self.of_stage.iter().map(|index| &programs[*index]).collect();
         let schedule = PipelineSchedule::new(&self.pipeline)?;
         let world = self.layout.world();
-        let sharing = cluster.sharing(world, programs.len());
+        let sharing = cluster.sharing(world, programs.len())?;
         let replay = simulate(&schedule, &programs, cluster.software, sharing, with_marks)?;
         let operations = replay.stages.iter().zip(&programs).map(|(stage, program)| {
             let counts = stage.launches.iter().zip(&program.launches);
@@ -246,7 +252,7 @@ impl RecordedRun {
         });
         Ok(Prediction {
             mean: StageTime::mean(&replay.stages),
-            kernels: kernels(&replay, &programs),
+            kernels: kernels(&replay, &programs, sharing.map(|_| &schedule)),
             memory: self.recorded.iter().map(|(memory, _)| *memory).collect(),
             ranks: self.recorded.iter().map(|(memory, _)| memory.rank).collect(),
             world,
@@ -283,7 +289,7 @@ pub(crate) fn differing_stages(
 /// Predicts a step of the run that `run` describes on `cluster`, whose GPUs replace the run's device. `with_marks` keeps
 /// the spans of a trace.
 ///
-/// Errors as [`MemoryEstimator::stages`], and if the cluster has no peak for the dtypes of the run.
+/// Errors as [`MemoryEstimator::stages`] and as [`RecordedRun::predict`].
 pub fn predict<M: Model>(
     run: &MemoryEstimator<M>,
     cluster: &Cluster,
@@ -311,16 +317,27 @@ fn counted_operations(launch: &Launch, causal: bool) -> f64 {
     if causal { 2.0 * counted * operations } else { counted * operations }
 }
 
-/// The kernels of the stage that computes longest.
-fn kernels(replay: &Replay, programs: &[&Program]) -> Vec<KernelTime> {
+/// The kernels of the stage that computes longest. Of ranks that share cores, `shared` is the schedule.
+fn kernels(
+    replay: &Replay,
+    programs: &[&Program],
+    shared: Option<&PipelineSchedule>,
+) -> Vec<KernelTime> {
     let busy = |stage: &StageTime| stage.computing.iter().sum::<f64>();
-    let stages = replay.stages.iter().zip(programs);
-    let busiest = stages.max_by(|a, b| busy(a.0).total_cmp(&busy(b.0)));
-    let Some((stage, program)) = busiest else { return Vec::new() };
-    // Ranks that share cores are slower than their programs.
-    let programmed: f64 =
-        stage.launches.iter().zip(&program.durations).map(|(calls, one)| *calls as f64 * one).sum();
-    let slower = if programmed > 0.0 { busy(stage) / programmed } else { 1.0 };
+    let stages = replay.stages.iter().zip(programs).enumerate();
+    let busiest = stages.max_by(|(_, a), (_, b)| busy(a.0).total_cmp(&busy(b.0)));
+    let Some((index, (stage, program))) = busiest else { return Vec::new() };
+    // Ranks that share cores are slower than their programs, whose copies for messages are no launches.
+    let slower = shared.map_or(1.0, |schedule| {
+        let counts = stage.launches.iter().zip(&program.durations);
+        let launches: f64 = counts.map(|(calls, one)| *calls as f64 * one).sum();
+        let instructions = schedule.instructions(index).iter();
+        let sends = instructions.flat_map(|instruction| instruction.sends());
+        let copies: f64 =
+            sends.map(|message| program.messages[message.direction as usize].copy).sum();
+        let alone = launches + copies;
+        if alone > 0.0 { busy(stage) / alone } else { 1.0 }
+    });
     let mut sums: BTreeMap<String, KernelTime> = BTreeMap::new();
     let counts = stage.launches.iter().zip(&program.launches).zip(&program.durations);
     for ((&calls, launch), seconds) in counts.filter(|((calls, _), _)| **calls > 0) {

@@ -2,8 +2,11 @@
 //!
 //! Layouts are tried in the order of their least time, until that exceeds the time of the last one to be returned. A
 //! layout is left out before its replay if the bytes of a recorded stage are too many, or if its second bound is too
-//! slow. Bounds never exceed a simulated number, so the result is that of simulating every layout. Transfers to host memory
-//! take time: layouts that keep something there are tried if too few fit without, and each only if it does not itself.
+//! slow. Bounds never exceed a simulated number, so the result is that of simulating every layout that is compared.
+//!
+//! If as many layouts as are wanted fit without host memory, those that keep something there are not compared, though one
+//! of them may be faster: the search would take dry steps of many more. If fewer fit, a layout with host memory is compared
+//! if it does not fit with less there.
 
 use ferrotron_models::memory::{MemoryEstimator, PlannedDevice, RankMemory};
 use ferrotron_models::trainer::Model;
@@ -37,6 +40,9 @@ pub struct Plan {
     pub widest: usize,
     /// Number of those that were replayed.
     pub simulated: usize,
+    /// Number of those with something in host memory that were not compared: enough layouts fit without, or the same one
+    /// was not found to be too large with less there.
+    pub not_compared: usize,
     /// Number of those that take too much memory, as far as the search came. What waits in host memory counts as another
     /// layout.
     pub too_large: usize,
@@ -48,7 +54,8 @@ pub struct Plan {
     pub smallest: Option<(Layout, u64)>,
 }
 
-/// Searches `space` for the `most` fastest layouts on `cluster` whose ranks take at most `limit` bytes.
+/// Searches `space` for the `most` fastest layouts on `cluster` whose ranks take at most `limit` bytes. Layouts with
+/// something in host memory are among them only if fewer than `most` fit without.
 ///
 /// `run` makes the run of a layout, or errors as a training would; `progress` hears how many layouts of all are decided.
 ///
@@ -64,7 +71,7 @@ pub fn search<M: Model>(
     let (mut layouts, mut refused) = (Vec::new(), None);
     for layout in space.layouts()? {
         match (search.run)(&layout) {
-            Ok(_) => layouts.push(search.bounded(layout)),
+            Ok(run) => layouts.push(search.bounded(layout, &run)),
             Err(error) => refused = refused.or(Some(error)),
         }
     }
@@ -89,6 +96,7 @@ pub fn search<M: Model>(
         };
         let is_offloaded = layout.offload != Offload::None;
         if is_offloaded && *enough_without.get_or_insert(plan.best.len() >= most) {
+            plan.not_compared += total - done; // those with host memory come last
             break;
         }
         if *seconds > slowest {
@@ -102,6 +110,7 @@ pub fn search<M: Model>(
         }
         let less = layout.offload.less();
         if less.iter().any(|less| !unfit.contains(&Layout { offload: *less, ..*layout })) {
+            plan.not_compared += 1;
             continue;
         }
         let recorded = match search.recorded(layout, limit) {
@@ -147,13 +156,13 @@ pub fn search<M: Model>(
 /// A layout on as few GPUs as were found, of whole nodes and more than `space` has, whose ranks take at most `limit` bytes,
 /// and these bytes. The other arguments are those of [`search`].
 ///
-/// Errors as a dry step does.
+/// None if there is none among those that are tried, where a dry step that fails counts as one that does not fit.
 pub fn enough<M: Model>(
     space: &Space,
     cluster: &Cluster,
     limit: u64,
     run: impl Fn(&Layout) -> Result<MemoryEstimator<M>>,
-) -> Result<Option<(Layout, u64)>> {
+) -> Option<(Layout, u64)> {
     Search { space, cluster, run, blocks: HashMap::new() }.enough(limit)
 }
 
@@ -184,7 +193,8 @@ impl<M: Model, R: Fn(&Layout) -> Result<MemoryEstimator<M>>> Search<'_, R> {
         self.cluster.gpu.device
     }
 
-    fn bounded(&mut self, layout: Layout) -> Bounded {
+    /// A layout with the bounds of its `run`.
+    fn bounded(&mut self, layout: Layout, run: &MemoryEstimator<M>) -> Bounded {
         let alone = self.alone(&layout);
         let cost = match self.blocks.get(&alone) {
             Some(known) => *known,
@@ -195,11 +205,12 @@ impl<M: Model, R: Fn(&Layout) -> Result<MemoryEstimator<M>>> Search<'_, R> {
             }
         };
         let layers = self.space.layers;
+        let keeps_activations = run.trainer.parallel.saved_activations.offloaded_layers == 0;
         let bound = |of: &dyn Fn(&BlockCost) -> f64| cost.as_ref().map_or(0.0, of);
         Bounded {
             layout,
             seconds: bound(&|cost| cost.seconds(&layout, layers)),
-            bytes: bound(&|cost| cost.bytes(&layout, layers)),
+            bytes: bound(&|cost| cost.bytes(&layout, layers, keeps_activations)),
         }
     }
 
@@ -228,7 +239,11 @@ impl<M: Model, R: Fn(&Layout) -> Result<MemoryEstimator<M>>> Search<'_, R> {
 
     /// The cost of one block: without one, bounds are 0 and nothing is left out by them.
     fn block(&self, alone: &Layout) -> Option<BlockCost> {
-        let run = (alone.pipeline > 2).then(|| (self.run)(alone).ok()).flatten()?;
+        let mut run = (alone.pipeline > 2).then(|| (self.run)(alone).ok()).flatten()?;
+        if !alone.offload.has_activations() {
+            // Stated for some blocks of a stage: others take no time for transfers.
+            run.trainer.parallel.saved_activations.offloaded_layers = 0;
+        }
         let mut recorded = RecordedRun::empty(&run);
         let found = recorded.add(&run, self.device(), 1, false).ok()?;
         let programs = recorded.programs(self.cluster).ok()?;
@@ -267,19 +282,17 @@ impl<M: Model, R: Fn(&Layout) -> Result<MemoryEstimator<M>>> Search<'_, R> {
         Ok(least)
     }
 
-    /// Bytes of the ranks of the first and of the last stage, the larger of both.
+    /// The most bytes of the ranks of the first, the second and the last stage.
     fn bytes_of(&self, layout: &Layout) -> Result<u64> {
         let run = (self.run)(layout)?;
         let mut recorded = RecordedRun::empty(&run);
-        let mut bytes = 0;
-        for stage in [0, layout.pipeline - 1].into_iter().take(layout.pipeline) {
-            let found = recorded.add(&run, self.device(), stage, false)?;
-            bytes = bytes.max(found.memory.total_bytes as u64);
+        for stage in [0, layout.pipeline - 1, 1].into_iter().take(layout.pipeline) {
+            recorded.add(&run, self.device(), stage, false)?;
         }
-        Ok(bytes)
+        Ok(recorded.peak_bytes())
     }
 
-    fn enough(&mut self, limit: u64) -> Result<Option<(Layout, u64)>> {
+    fn enough(&mut self, limit: u64) -> Option<(Layout, u64)> {
         let Space { gpus, gpus_per_node, .. } = *self.space;
         let (mut nodes, mut tried) = (gpus.div_ceil(gpus_per_node), 0);
         let most = MORE * nodes;
@@ -287,22 +300,22 @@ impl<M: Model, R: Fn(&Layout) -> Result<MemoryEstimator<M>>> Search<'_, R> {
             nodes += (nodes / 8).max(1);
             let larger = Space { gpus: nodes * gpus_per_node, ..self.space.clone() };
             let Ok(layouts) = larger.layouts() else { continue };
-            let bounded = layouts.into_iter().filter(is_frugal).map(|layout| self.bounded(layout));
-            let mut small: Vec<Bounded> =
-                bounded.filter(|bounded| bounded.bytes <= limit as f64).collect();
+            let mut small = Vec::new();
+            for layout in layouts.into_iter().filter(is_frugal) {
+                if let Ok(run) = (self.run)(&layout) {
+                    small.push(self.bounded(layout, &run));
+                }
+            }
+            small.retain(|bounded| bounded.bytes <= limit as f64);
             sort_by_bytes(&mut small);
-            // Layouts that a training would refuse have no bytes.
-            let bytes = small
-                .iter()
-                .filter_map(|found| Some((found.layout, self.bytes_of(&found.layout).ok()?)));
-            for (layout, bytes) in bytes.take(TRIED) {
+            for Bounded { layout, .. } in small.into_iter().take(TRIED) {
                 tried += 1;
-                if bytes <= limit {
-                    return Ok(Some((layout, bytes)));
+                if let Ok(Some(recorded)) = self.recorded(&layout, limit) {
+                    return Some((layout, recorded.peak_bytes()));
                 }
             }
         }
-        Ok(None)
+        None
     }
 }
 

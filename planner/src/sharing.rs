@@ -1,4 +1,4 @@
-//! Processors that ranks share: each busy thread gets its part of the cores.
+//! Processors of a node that ranks share: each busy thread gets its part of the cores.
 //!
 //! A replay gives each rank cores of its own. Then the number of busy threads is known at each moment: those of ranks that
 //! compute, and one of each rank whose call runs. With more of them than cores, all get on more slowly by that factor, and
@@ -6,10 +6,10 @@
 
 use crate::stage_time::Slot;
 
-/// The processors of all nodes, and the ranks on them.
+/// The processors of a node, and the ranks on them.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Sharing {
-    /// Cores of all nodes.
+    /// Cores of the node.
     pub cores: usize,
     /// Ranks of each stage.
     pub ranks: usize,
@@ -30,8 +30,9 @@ pub(crate) struct Piece {
 impl Sharing {
     /// The factor of time while so many threads compute and so many others pass on messages.
     fn factor(&self, computing: usize, communicating: usize) -> f64 {
-        let others = computing.min(self.cores).saturating_sub(1) as f64;
-        let most = (self.cores - 1).max(1) as f64;
+        // A rank's own threads were measured together.
+        let others = computing.min(self.cores).saturating_sub(self.threads) as f64;
+        let most = self.cores.saturating_sub(self.threads).max(1) as f64;
         let contention = 1.0 + (self.contention - 1.0) * others / most;
         let busy = (computing + communicating) as f64;
         contention * (busy / self.cores as f64).max(1.0)
@@ -121,5 +122,10 @@ mod tests {
         assert_eq!((sharing.factor(1, 1), sharing.factor(6, 0)), (1.0, 3.0));
         let one = Sharing { cores: 1, ranks: 1, threads: 1, contention: 1.0 };
         assert_eq!((one.factor(1, 0), one.factor(1, 1)), (1.0, 2.0));
+        // A rank of two threads shares nothing with itself.
+        let pairs = Sharing { cores: 6, ranks: 1, threads: 2, contention: 1.5 };
+        assert_eq!([0, 2, 4, 6, 12].map(|busy| pairs.factor(busy, 0)), [1.0, 1.0, 1.25, 1.5, 3.0]);
+        let pair = Sharing { cores: 2, ..pairs };
+        assert_eq!((pair.factor(2, 0), pair.factor(4, 0)), (1.0, 2.0));
     }
 }

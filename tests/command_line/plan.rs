@@ -34,6 +34,13 @@ fn the_best_layout_is_one_that_the_other_commands_take() {
     for part in ["8 GPUs", "s a step", "the second is", "tensor parallel up to a node (4 GPUs)"] {
         assert!(table.contains(part), "{part} is missing: {table}");
     }
+    // Five layouts fit without host memory.
+    assert!(report["not_compared"].as_u64().unwrap() > 0, "{report}");
+    assert!(table.contains("not compared since they use host memory without need"), "{table}");
+    let stated = run(&planned(&["--nproc", "2", "--offload-optimizer-states"]));
+    assert!(!stated.contains("not compared"), "{stated}");
+    let rows = stated.lines().filter(|line| line.contains(" states "));
+    assert_eq!(rows.count(), 5, "{stated}");
     // The rules are older than shards of gradients and weights.
     let rules = table.lines().find(|line| line.starts_with("rules: ")).unwrap();
     assert!(rules.contains("tensor 4, context 1, pipeline 1, 1f1b, chunks 1"), "{rules}");

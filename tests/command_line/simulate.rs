@@ -229,6 +229,7 @@ fn a_calibrated_machine_is_a_cluster() {
     for (more, part) in [
         (&["--bf16"][..], "measured in f32: give --dtype f32"),
         (&["--threads", "4"], "--threads: 4, but a rank of own.toml has 1"),
+        (&["--nodes", "2"], "--nodes: 2, but ranks that share node.cores of own.toml"),
     ] {
         let refused = run(&[&simulate[..], &["--nproc", "4"], more].concat());
         let message = String::from_utf8_lossy(&refused.stderr).into_owned();

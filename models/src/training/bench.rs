@@ -227,10 +227,21 @@ fn gemm_floor(config: &BenchConfig, device: &Device) -> Result<f64> {
     Ok(total)
 }
 
-/// The median of `values`, the upper one of an even number; NaN if empty.
+/// The median of `values`, the mean of the middle two of an even number; NaN if empty.
+///
+/// ```
+/// use ferrotron_models::bench::median;
+/// assert_eq!((median(vec![3.0, 1.0, 2.0]), median(vec![4.0, 1.0, 2.0, 3.0])), (2.0, 2.5));
+/// assert!(median(vec![]).is_nan());
+/// ```
 pub fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
-    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
+    let half = values.len() / 2;
+    let Some(upper) = values.get(half) else { return f64::NAN };
+    match values.len() % 2 {
+        0 => (values[half - 1] + upper) / 2.0,
+        _ => *upper,
+    }
 }
 
 /// Peak resident memory of this process, as reported by the kernel; 0 if unavailable.

@@ -11,6 +11,7 @@ use ferrotron_parallel::mesh::Mesh;
 use ferrotron_tensor::{DType, Device, Error, Result, Tensor};
 use std::collections::BTreeMap;
 use std::net::TcpListener;
+use std::panic::AssertUnwindSafe;
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
@@ -142,8 +143,7 @@ pub(super) fn contention(dtype: DType, threads: usize, ranks: usize) -> Result<f
     let together = Barrier::new(ranks);
     // Times of steps alone, and of those of all ranks at once. A rank that fails goes on to the barriers.
     let rank = |rank: usize| -> Result<[Vec<f64>; 2]> {
-        let made = Device::cpu(threads)
-            .and_then(|device| trainer(&model(dtype, STEP), &device, &Mesh::single()));
+        let made = caught(|| trainer(&model(dtype, STEP), &Device::cpu(threads)?, &Mesh::single()));
         let mut made = made.map(|(trainer, samples)| (trainer, samples, [Vec::new(), Vec::new()]));
         for round in 0..=ROUNDS {
             for (alone, others) in [(0, false), (1, true)] {
@@ -165,7 +165,7 @@ pub(super) fn contention(dtype: DType, threads: usize, ranks: usize) -> Result<f
                     Ok(())
                 };
                 if let Ok(state) = &mut made
-                    && let Err(error) = step(state)
+                    && let Err(error) = caught(|| step(state))
                 {
                     made = Err(error);
                 }
@@ -187,5 +187,24 @@ pub(super) fn contention(dtype: DType, threads: usize, ranks: usize) -> Result<f
     Ok((together / alone).max(1.0))
 }
 
+/// The result of `work`, whose panic is an error too: other ranks would wait for this one for ever.
+fn caught<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
+    let found = std::panic::catch_unwind(AssertUnwindSafe(work));
+    found.unwrap_or_else(|_| Err(Error::value("calibrate", "a step of a rank panicked")))
+}
+
 /// Samples and tokens of the steps that ranks take at once.
 const STEP: [usize; 2] = [4, 256];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_panic_of_a_rank_is_an_error() {
+        let panics = || -> Result<()> { panic!("on purpose") };
+        let error = caught(panics).unwrap_err().to_string();
+        assert!(error.contains("a step of a rank panicked"), "{error}");
+        assert_eq!(caught(|| Ok(1)).unwrap(), 1);
+    }
+}

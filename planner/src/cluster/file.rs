@@ -140,7 +140,7 @@ fn gpu(keys: &Keys<'_>) -> Result<GpuSpec> {
 
 fn cores(keys: &Keys<'_>) -> Result<Cores> {
     let contention = match keys.find("node.contention") {
-        Some(_) => keys.number("node.contention", 0.1..=100.0)?,
+        Some(_) => keys.number("node.contention", 1.0..=100.0)?,
         None => 1.0,
     };
     Ok(Cores { count: keys.count("node.cores", 100_000)?, contention })
@@ -163,9 +163,9 @@ fn curves(
         let point = |bytes: String| {
             let key = format!("{key}.{bytes}");
             let value = unit * keys.number(&key, range.clone())?;
-            let message = "is no size of a call with a value, as 65536 = 1.5";
-            let bytes = bytes.parse::<u64>().map_err(|_| keys.error(&key, message))?;
-            Ok([bytes as f64, value])
+            let message = "is no size of a call above 0 with a value, as 65536 = 1.5";
+            let size = bytes.parse::<u64>().ok().filter(|size| *size > 0);
+            Ok([size.ok_or_else(|| keys.error(&key, message))? as f64, value])
         };
         let points = keys.names(&key)?.into_iter().map(point).collect::<Result<Vec<_>>>()?;
         match points.is_empty() {
@@ -241,6 +241,11 @@ mod tests {
                 "[gpu.kernel_gb_per_s.gelu]\n1k = 1\n[node]",
                 "gelu.1k is no size of a call",
             ),
+            (
+                "[node]",
+                "[gpu.kernel_gb_per_s.gelu]\n0 = 1\n65536 = 2\n[node]",
+                "gelu.0 is no size of a call above 0",
+            ),
             ("[node]", "[gpu.kernel_gb_per_s.gelu]\n[node]", "gpu.kernel_gb_per_s.gelu is empty"),
             (
                 "[node]",
@@ -257,6 +262,12 @@ mod tests {
             assert!(text.contains(part) && text.contains("my.toml"), "{text}");
             assert_eq!(text.lines().count(), 1, "{text}");
         }
+        // All cores take no less time than one.
+        let processor = "device = \"cpu\"\n[gpu]\nthreads = 1\ndtype = \"f32\"";
+        let text = good.replacen("[gpu]", processor, 1);
+        let text = text.replacen("[node]", "[node]\ncores = 4\ncontention = 0.9", 1);
+        let error = Cluster::parse("my.toml", &text).unwrap_err().to_string();
+        assert!(error.contains("node.contention is 0.9"), "{error}");
         for name in ["dgx-3", "absent.toml"] {
             let error = Cluster::named(name).unwrap_err().to_string();
             assert!(error.contains("--cluster") && error.contains(name), "{error}");

@@ -103,7 +103,7 @@ fn report<M: TrainedModel>(args: &PlanArgs, options: &Options) -> Result<ExitCod
         bar.finish();
     }
     let Some(best) = found.best.first() else {
-        let more = enough(&space, &cluster, limit, run)?;
+        let more = enough(&space, &cluster, limit, run);
         return Err(fits_nowhere(&found, more, space.gpus, limit));
     };
     if let Some(file) = output {
@@ -113,7 +113,7 @@ fn report<M: TrainedModel>(args: &PlanArgs, options: &Options) -> Result<ExitCod
         output::line(&as_json(args, &found, &cluster, &sizes).to_string());
         return Ok(ExitCode::SUCCESS);
     }
-    output::print(&table(&found, &cluster));
+    output::print(&table(args, &found, &cluster));
     if args.explain {
         let mut rules = None;
         let (tensor, context) = (found.widest, space.contexts[0]);

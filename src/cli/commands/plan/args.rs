@@ -1,7 +1,7 @@
 //! The options of `ferrotron plan`, and those of a layout that it finds.
 
 use clap::Args;
-use ferrotron::planner::{Layout, Recomputation};
+use ferrotron::planner::{Layout, Offload, Recomputation};
 use std::path::PathBuf;
 
 use crate::cli::args::parallel::Granularity;
@@ -31,6 +31,19 @@ pub struct PlanArgs {
     pub json: bool,
     #[command(flatten)]
     pub train: TrainArgs,
+}
+
+/// What waits in host memory in a run of `layout`: what `args` state, and what the search decided.
+pub fn in_host_memory(args: &TrainArgs, layout: &Layout) -> Offload {
+    let states = args.offload.offload_optimizer_states || layout.offload.has_states();
+    let activations =
+        args.offload.cpu_offloading_num_layers > 0 || layout.offload.has_activations();
+    match (states, activations) {
+        (false, false) => Offload::None,
+        (true, false) => Offload::States,
+        (false, true) => Offload::Activations,
+        (true, true) => Offload::All,
+    }
 }
 
 /// The options of `args` in a layout of a model of so many `layers`.

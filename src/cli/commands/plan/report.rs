@@ -6,7 +6,7 @@ use ferrotron::planner::steps::{Part, Traffic};
 use ferrotron::planner::{Cluster, Layout, Offload, Plan, Planned, Prediction};
 use serde_json::{Map, Value, json};
 
-use super::args::{BEGIN, BEST, PlanArgs, with_layout};
+use super::args::{BEGIN, BEST, PlanArgs, in_host_memory, with_layout};
 use crate::cli::bytes::display;
 use crate::cli::commands::simulate::units;
 
@@ -129,13 +129,23 @@ fn lost(best: &Prediction, other: &Prediction) -> String {
     text
 }
 
-pub fn table(found: &Plan, cluster: &Cluster) -> String {
+/// The best layouts, and how many were left out for which reason.
+pub fn table(args: &PlanArgs, found: &Plan, cluster: &Cluster) -> String {
     let Some(best) = found.best.first() else { return String::new() };
     let (unit, speed, one) = units(cluster);
     let mut text = format!(
-        "{} {unit}s, {}\n{} layouts: {} take too much memory, {} simulated, the others have bounds above the best {BEST}\n",
+        "{} {unit}s, {}\n{} layouts: {} take too much memory, {} simulated",
         best.layout.gpus, cluster.description, found.layouts, found.too_large, found.simulated
     );
+    for (count, reason) in [
+        (found.not_compared, "not compared since they use host memory without need"),
+        (found.failed, "failed"),
+    ] {
+        if count > 0 {
+            text += &format!(", {count} {reason}");
+        }
+    }
+    text += &format!(", the others have bounds above the best {BEST}\n");
     if let Some((layout, error)) = &found.failure {
         let (count, first) = (found.failed, flags(layout));
         text += &format!("{count} left out, whose dry step failed; the first, {first}: {error}\n");
@@ -173,7 +183,7 @@ pub fn table(found: &Plan, cluster: &Cluster) -> String {
             layout.micro_batch,
             layout.recompute.name(),
             layout.zero_stage,
-            layout.offload.name(),
+            in_host_memory(&args.train, layout).name(),
             prediction.seconds(),
             prediction.model_per_gpu() / one,
             prediction.bubble(),
@@ -232,6 +242,7 @@ pub fn as_json(args: &PlanArgs, found: &Plan, cluster: &Cluster, sizes: &ModelSi
         "layouts": found.layouts,
         "too_large": found.too_large,
         "simulated": found.simulated,
+        "not_compared": found.not_compared,
         "failed": found.failed,
         "failure": found.failure.as_ref().map(|(layout, error)| format!("{}: {error}", flags(layout))),
         "best": best.collect::<Vec<Value>>(),
