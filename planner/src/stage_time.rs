@@ -14,7 +14,7 @@ pub(crate) enum Slot {
 /// The parts of a stage's step, in seconds.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct StageTime {
-    /// Kernels, by [`Part`](crate::steps::Part).
+    /// Kernels, by [`Part`].
     pub computing: [f64; 4],
     /// Waits for communication, by [`Traffic`].
     pub exposed: [f64; 6],

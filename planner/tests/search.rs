@@ -45,7 +45,6 @@ fn run(layout: &Layout, layers: usize) -> Result<MemoryEstimator<Gpt>> {
             Recomputation::Selective => Recompute::SELECTIVE,
             Recomputation::Full => Recompute::FULL,
         },
-        ..ParallelConfig::default()
     };
     let trainer = TrainerConfig::new(1, LrSchedule::constant(1e-4)?, batch_size);
     let run = MemoryEstimator::<Gpt> {

@@ -5,6 +5,7 @@ use ferrotron_tensor::{Error, Result};
 use std::ops::Range;
 use tiktoken_rs::{CoreBPE, r50k_base_singleton};
 
+use super::char_boundary;
 use super::lossy::{REPLACEMENT, lossy};
 use super::words::{Piece, WordCaches, WordEncoder, WordPattern, WordWriter};
 
@@ -58,8 +59,8 @@ impl WordEncoder for Words {
             let bytes = self.0.decode_bytes(&[id]);
             let start = end;
             end += bytes.map_err(|error| Error::value("tokenizer", error.to_string()))?.len();
-            let start = word.floor_char_boundary(start);
-            Ok(Piece { id, start, end: word.ceil_char_boundary(end) })
+            let start = char_boundary::floor(word, start);
+            Ok(Piece { id, start, end: char_boundary::ceil(word, end) })
         };
         self.0.encode_ordinary(&word[window]).into_iter().map(piece).collect()
     }

@@ -4,6 +4,7 @@
 mod chunks;
 
 use self::chunks::Chunks;
+use super::char_boundary;
 use super::sizes::Sizes;
 use super::words::{Piece, WordCaches, WordEncoder, WordPattern, WordRule, WordWriter};
 use ferrotron_tensor::{Error, Result};
@@ -268,7 +269,7 @@ fn shortened(word: &str, most: usize) -> &str {
     let enough = most.saturating_mul(8).saturating_add(64);
     let is_one = || word.chars().all(|c| c.is_alphabetic() || c.is_ascii_digit());
     match word.len() > enough && is_one() {
-        true => &word[..word.floor_char_boundary(enough)],
+        true => &word[..char_boundary::floor(word, enough)],
         false => word,
     }
 }

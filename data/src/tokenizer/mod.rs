@@ -16,6 +16,8 @@
 //! Files need the crate's feature `tokenizers`. Without it, `gpt2` still describes files of tokens, and a text or
 //! a file that needs the feature is refused with its name.
 
+#[cfg(feature = "tokenizers")]
+mod char_boundary;
 mod char_level;
 #[cfg_attr(not(feature = "tokenizers"), path = "gpt2_absent.rs")]
 mod gpt2;

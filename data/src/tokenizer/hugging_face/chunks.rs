@@ -3,6 +3,7 @@
 //! The crate keeps 16 bytes and more for each byte of a text that it normalizes, so long ones are normalized in chunks. A
 //! place is a cut if the text around it has no added token, and is normalized as its two sides are by themselves.
 
+use super::super::char_boundary;
 use tokenizers::{OffsetReferential, OffsetType, Tokenizer};
 
 /// Places that are tried behind the wanted one, before those a chunk further on.
@@ -33,7 +34,7 @@ impl Chunks {
     pub fn end(&self, tokenizer: &Tokenizer, text: &str, chunk: usize) -> usize {
         let mut from = chunk;
         while from + self.margin < text.len() {
-            let start = text.floor_char_boundary(from);
+            let start = char_boundary::floor(text, from);
             let places = text[start..].char_indices().map(|(at, _)| start + at);
             if let Some(cut) = places.take(TRIES).find(|&at| self.is_cut(tokenizer, text, at)) {
                 return cut;
@@ -58,8 +59,8 @@ impl Chunks {
         if !(behind.is_ascii() || behind.is_alphanumeric() || behind.is_whitespace()) {
             return false;
         }
-        let start = text.floor_char_boundary(at.saturating_sub(self.margin));
-        let end = text.ceil_char_boundary((at + self.margin).min(text.len()));
+        let start = char_boundary::floor(text, at.saturating_sub(self.margin));
+        let end = char_boundary::ceil(text, (at + self.margin).min(text.len()));
         let parts = [start..end, start..at, at..end].map(|part| normalized(tokenizer, &text[part]));
         let [Some(whole), Some(left), Some(right)] = parts else { return false };
         right.strip_prefix(&self.prefix).is_some_and(|right| whole == left + right)

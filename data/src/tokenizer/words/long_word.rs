@@ -11,6 +11,7 @@
 //! first one's tokens in front of them, the second one's from there on. All neighbours then are those of one of the windows,
 //! so the joined tokens are exactly those of the bytes of both.
 
+use super::super::char_boundary;
 use ferrotron_tensor::{Error, Result};
 use std::ops::Range;
 
@@ -38,14 +39,14 @@ pub fn encode_by_windows(
         give(&ids)
     };
     let least = (window / 16).max(1);
-    let mut end = word.floor_char_boundary(window);
+    let mut end = char_boundary::floor(word, window);
     let mut pieces = encode(0..end)?;
     // As long as no token is given, the pieces are all those from the beginning of the word on.
     let (mut is_first, mut size, mut overlap) = (true, window, least);
     while end < word.len() {
         let floor = if is_first { 0 } else { pieces[0].start };
         let start = start_of_next(&pieces, end.saturating_sub(overlap)).unwrap_or(floor);
-        let end_of = |size: usize| word.floor_char_boundary(start + size);
+        let end_of = |size: usize| char_boundary::floor(word, start + size);
         // A window joins another only if it reaches beyond it.
         while end_of(size) <= end {
             size *= 4;

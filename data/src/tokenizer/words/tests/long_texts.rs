@@ -1,6 +1,6 @@
 //! Texts and words that are encoded in parts have the ids of the whole.
 
-use super::super::super::sizes::Sizes;
+use super::super::super::{char_boundary, sizes::Sizes};
 use super::*;
 
 /// Sizes at which texts of some hundred bytes are long.
@@ -133,7 +133,8 @@ fn windows_stay_small() {
             let piece = |id| {
                 let start = end;
                 end += bpe.decode_bytes(&[id]).unwrap().len();
-                let (start, end) = (word.floor_char_boundary(start), word.ceil_char_boundary(end));
+                let (start, end) =
+                    (char_boundary::floor(&word, start), char_boundary::ceil(&word, end));
                 Piece { id, start, end }
             };
             Ok(bpe.encode_ordinary(&word[window]).into_iter().map(piece).collect())
