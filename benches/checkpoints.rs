@@ -13,6 +13,7 @@
 mod layouts;
 
 use ferrotron::models::batch_size::{BatchSize, BatchSizeConfig};
+use ferrotron::models::bench::median;
 use ferrotron::models::data::{Batch, Samples};
 use ferrotron::models::gpt::Gpt;
 use ferrotron::models::presets::Preset;
@@ -30,8 +31,8 @@ use std::time::Instant;
 const LIMIT: f64 = 0.3;
 /// Steps that are taken while a checkpoint is written.
 const STEPS: usize = 2;
-/// Timings of a step, and of steps with a save; medians are compared.
-const ROUNDS: usize = 3;
+/// Pairs of steps alone and of steps with a save; the median of the differences is the cost.
+const ROUNDS: usize = 7;
 
 fn main() -> Result<()> {
     let mut words = std::env::args().skip(1).filter(|word| !word.starts_with("--"));
@@ -102,27 +103,26 @@ fn asynchronous(micro_batch: usize) -> Result<()> {
     let saved = trainer.save(folder.path(), None, serde_json::Value::Null)?;
     println!("a save that training waits for: {:.2} s", started.elapsed().as_secs_f64());
     forget(&saved);
-    let mut costs = Vec::new();
-    let step =
-        median((0..ROUNDS).map(|_| timed_step(&mut trainer, &samples)).collect::<Result<_>>()?);
+    let (mut steps, mut costs) = (Vec::new(), Vec::new());
     for round in 0..ROUNDS {
+        let alone = timed_steps(&mut trainer, &samples)?;
         let started = Instant::now();
         let pending = trainer.save_async(folder.path(), None, serde_json::Value::Null)?;
         let copied = started.elapsed().as_secs_f64();
-        for _ in 0..STEPS {
-            trainer.step(&samples)?;
-        }
+        timed_steps(&mut trainer, &samples)?;
         let stepped = started.elapsed().as_secs_f64();
         let saved = pending.wait()?;
         let all = started.elapsed().as_secs_f64();
         forget(&saved);
         println!(
-            "round {round}: {STEPS} steps and a save {all:.2} s: {copied:.2} s for the copy, {:.2} s for the end of the \
-             writer",
+            "round {round}: {STEPS} steps {alone:.2} s, with a save {all:.2} s: {copied:.2} s for the copy, {:.2} s for \
+             the end of the writer",
             all - stepped
         );
-        costs.push(all - STEPS as f64 * step);
+        steps.push(alone / STEPS as f64);
+        costs.push(all - alone);
     }
+    let step = median(steps);
     let cost = median(costs);
     println!(
         "a step {step:.2} s, a save {cost:.2} s: {:.2} of a step, to be below {LIMIT}",
@@ -131,15 +131,13 @@ fn asynchronous(micro_batch: usize) -> Result<()> {
     Ok(())
 }
 
-fn timed_step(trainer: &mut Trainer<Gpt>, samples: &Examples) -> Result<f64> {
+/// Seconds of [`STEPS`] steps.
+fn timed_steps(trainer: &mut Trainer<Gpt>, samples: &Examples) -> Result<f64> {
     let started = Instant::now();
-    trainer.step(samples)?;
+    for _ in 0..STEPS {
+        trainer.step(samples)?;
+    }
     Ok(started.elapsed().as_secs_f64())
-}
-
-fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_unstable_by(f64::total_cmp);
-    values[values.len() / 2]
 }
 
 /// The files that all ranks of a layout write.

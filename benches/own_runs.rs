@@ -65,7 +65,7 @@ const WARMUP: usize = 4;
 /// Rows and columns of the probe's products.
 const PROBE: usize = 512;
 
-/// What a layout's rounds have told.
+/// The results of a layout's rounds.
 #[derive(Default)]
 struct Found {
     measured: Vec<f64>,

@@ -165,7 +165,10 @@ fn time(world: &World, steps: usize, tp: usize) -> Result<Cost> {
         trainer.step(&sampler)?;
         seconds.push(started.elapsed().as_secs_f64());
     }
-    let each = |pick: fn([f64; 2]) -> f64| (pick(usage()) - pick(before)) / steps as f64;
+    // Threads that have ended are not counted.
+    let after = usage();
+    world.everyone()?.barrier().wait()?;
+    let each = |pick: fn([f64; 2]) -> f64| (pick(after) - pick(before)) / steps as f64;
     Ok(Cost {
         milliseconds: median(seconds) * 1e3,
         switches: each(|[switches, _]| switches),

@@ -168,6 +168,11 @@ impl Leaf {
         self.0.version.fetch_add(1, Relaxed);
     }
 
+    /// Sets the number of updates, after the flat buffer of the value has been exchanged with that of another version.
+    pub fn set_version(&self, version: u64) {
+        self.0.version.store(version, Relaxed);
+    }
+
     /// The value.
     pub fn value(&self) -> Result<Tensor> {
         self.0.fetch_value.call(self.name())?;

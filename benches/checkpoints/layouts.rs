@@ -1,6 +1,7 @@
 //! Saves and loads of a 350M model with its optimizer's state in several layouts, against the time of copying the bytes
 //! once, and memory beyond what ranks hold anyway. Ranks are threads; each phase is a process of its own.
 
+use ferrotron::models::bench::median;
 use ferrotron::models::checkpoint::Checkpoint;
 use ferrotron::models::gpt::Gpt;
 use ferrotron::models::presets::Preset;
@@ -12,7 +13,7 @@ use ferrotron::{DType, Device, Error, Result};
 use std::fs::{self, File};
 use std::io::{Read, Write};
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Instant;
 
@@ -22,32 +23,59 @@ const LAYOUTS: [(&str, [usize; 3], Sharding); 3] = [
     ("8", [2, 2, 2], Sharding::Optimizer),
     ("2", [2, 1, 1], Sharding::None),
 ];
+/// Rounds; medians are compared.
+const ROUNDS: usize = 3;
 /// Time of a save or a load, in copies of the bytes, that it should stay below.
 const TIME_LIMIT: f64 = 1.5;
 /// Peak memory, in shares of the ranks, that it should stay below.
 const MEMORY_LIMIT: f64 = 1.1;
 
-/// Saves in each layout of the first two and loads in the last two, in processes of their own, under `folder`.
+/// Saves in each layout of the first two and loads in the last two, in processes of their own, under `folder`; each phase
+/// in turns with a copy.
 pub fn all(preset: &str, folder: &Path) {
     for save in ["1", "8"] {
         let run = folder.join(format!("saved-by-{save}"));
-        let phase = |what: &str, layout: &str| {
-            let path = std::env::current_exe().expect("the program has a path");
-            let mut command = Command::new(path);
-            command.args(["phase", what, layout, preset]).arg(&run);
-            assert!(command.status().expect("the program starts").success(), "{what} {layout}");
-        };
-        phase("save", save);
-        copy(&run);
-        phase("load", "8");
-        phase("load", "2");
+        let (mut copies, mut phases) = (Vec::new(), [const { Vec::new() }; 3]);
+        for _ in 0..ROUNDS {
+            for (index, (what, layout)) in
+                [("save", save), ("load", "8"), ("load", "2")].into_iter().enumerate()
+            {
+                if what == "save" && run.exists() {
+                    fs::remove_dir_all(&run).expect("it can be deleted");
+                }
+                phases[index].push(in_process(what, layout, preset, &run));
+                copies.push(copy(&run));
+            }
+        }
         fs::remove_dir_all(&run).expect("it can be deleted");
+        let copy = median(copies);
+        let [save_time, load_8, load_2] = phases.map(|seconds| median(seconds) / copy);
+        println!(
+            "medians of {ROUNDS} rounds: a copy {copy:.2} s; in copies: save by {save} {save_time:.2}, load by 8 {load_8:.2}, \
+             load by 2 {load_2:.2}"
+        );
     }
     println!("aims: {TIME_LIMIT} copies, {MEMORY_LIMIT} shares");
 }
 
-/// Reads and writes all files of the checkpoint once, and waits for the disk.
-fn copy(run: &Path) {
+/// Runs a phase in a process of its own and returns its seconds.
+fn in_process(what: &str, layout: &str, preset: &str, run: &Path) -> f64 {
+    let path = std::env::current_exe().expect("the program has a path");
+    let output = Command::new(path)
+        .args(["phase", what, layout, preset])
+        .arg(run)
+        .stderr(Stdio::inherit())
+        .output()
+        .expect("the program starts");
+    assert!(output.status.success(), "{what} {layout}");
+    let line = String::from_utf8_lossy(&output.stdout);
+    print!("{line}");
+    let seconds = line.split_once("): ").and_then(|(_, rest)| rest.split_once(" s;"));
+    seconds.and_then(|(seconds, _)| seconds.parse().ok()).expect("a phase prints its seconds")
+}
+
+/// Reads and writes all files of the checkpoint once, waits for the disk, and returns the seconds.
+fn copy(run: &Path) -> f64 {
     let (from, to) = (run.join("iter_0000000"), run.join("copy"));
     fs::create_dir_all(&to).expect("the folder can be made");
     let (started, mut bytes, mut buffer) = (Instant::now(), 0, vec![0; 1 << 20]);
@@ -64,8 +92,10 @@ fn copy(run: &Path) {
         }
         target.sync_all().expect("it can be written");
     }
-    println!("copy: {bytes} bytes in {:.2} s", started.elapsed().as_secs_f64());
+    let seconds = started.elapsed().as_secs_f64();
+    println!("copy: {bytes} bytes in {seconds:.2} s");
     fs::remove_dir_all(&to).expect("it can be deleted");
+    seconds
 }
 
 /// One phase, in this process: `save` or `load` in a layout.

@@ -17,9 +17,15 @@ normal(0, 0.02) weights, dropout 0. The defaults are GPT-2 124M with its vocabul
 
 import argparse
 import json
+import os
 import resource
 import statistics
+import sys
 import time
+
+if "--instruction-set=avx2" in sys.argv or "avx2" in sys.argv[1:]:
+    # Read while torch is imported.
+    os.environ.update(ATEN_CPU_CAPABILITY="avx2", MKL_ENABLE_INSTRUCTIONS="AVX2", ONEDNN_MAX_CPU_ISA="AVX2")
 
 import torch
 from torch import nn
@@ -107,6 +113,7 @@ def arguments():
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--warmup", type=int, default=2)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--instruction-set", choices=["avx2"], help="let PyTorch, MKL and oneDNN use no better one")
     parser.add_argument("--compile", action="store_true", help="run the model through torch.compile")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", choices=["f32", "bf16"], default="f32", help="bf16: autocast, f32 weights")

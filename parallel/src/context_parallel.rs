@@ -84,9 +84,10 @@ impl ContextParallel {
 
     /// [`AttentionHeads::forward`] of the positions `ctx.sequence`, which must be those of
     /// [`ContextParallel::sequence`]: (B, T/cp, (H + 2G) D) -> (B, T/cp, H D). A `bias` has dims that broadcast to (B, H,
-    /// T or T/cp, S), where S counts all positions; it gets the gradient of the local queries.
+    /// T or T/cp, S), where S counts all positions; it gets the gradient of the local queries. With a cache, this rank has
+    /// all positions of its own sequences, and sends nothing.
     ///
-    /// Errors if the positions differ, or if there is a cache: generation does not shard sequences.
+    /// Errors if the positions differ.
     pub fn attend(
         &self,
         heads: &AttentionHeads,
@@ -95,15 +96,9 @@ impl ContextParallel {
         bias: Option<&Var>,
         cache: Option<&mut KvCache>,
     ) -> Result<Var> {
-        match (self.group.size(), cache) {
-            (1, cache) => heads.forward(ctx, qkv, bias, cache),
-            (_, None) => self.ring(heads, ctx, qkv, bias).at(heads.path()),
-            (ranks, Some(_)) => {
-                let message = format!(
-                    "a cache of keys and values needs context-parallel-size 1, got {ranks}"
-                );
-                Err(Error::config("attention", message).at(heads.path()))
-            }
+        match self.group.size() > 1 && cache.is_none() {
+            true => self.ring(heads, ctx, qkv, bias).at(heads.path()),
+            false => heads.forward(ctx, qkv, bias, cache),
         }
     }
 

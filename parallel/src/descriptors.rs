@@ -7,20 +7,36 @@ use std::io::{self, ErrorKind};
 /// Descriptors of the program itself: its streams, data, checkpoints, threads and a GPU.
 const PROGRAM: usize = 64;
 
-/// Descriptors for each rank of the job. They are a control connection, connections in the three groups that all ranks
-/// may be in, and, while one of these forms, two files of shared memory.
+/// Descriptors for each rank of a small job: a control connection, connections in the groups that all ranks may be in,
+/// and, while one of these forms, two files of shared memory.
 const PER_RANK: usize = 6;
+
+/// Ranks with which a rank has connections in a group at most, where it sums 16-bit numbers or listens for those who come.
+const MOST_PEERS: usize = 64;
 
 /// Returns how many descriptors a rank of a job of `ranks` ranks may need.
 pub fn needed(ranks: usize) -> usize {
-    PROGRAM + PER_RANK * ranks
+    PROGRAM + PER_RANK * ranks.min(MOST_PEERS)
 }
 
 /// Raises the soft limit of this process to the hard one if a rank of `ranks` may need more than it allows.
 ///
 /// Errors if the hard limit does not allow them either.
 pub fn provide(ranks: usize) -> Result<()> {
-    let needed = needed(ranks);
+    let why = format!("{PROGRAM} + {PER_RANK} for each of at most {MOST_PEERS} ranks");
+    raise(needed(ranks), &format!("a rank of {ranks}"), &why)
+}
+
+/// Raises the limit as [`provide`] does, for ranks that inherit it and for their launcher, which reads two streams of each.
+///
+/// Errors as [`provide`].
+pub fn provide_launcher(ranks: usize) -> Result<()> {
+    provide(ranks)?;
+    let why = format!("{PROGRAM} + 2 for each rank");
+    raise(PROGRAM + 2 * ranks, &format!("the launcher of {ranks} ranks"), &why)
+}
+
+fn raise(needed: usize, process: &str, why: &str) -> Result<()> {
     let allows = |limit: Option<u64>| limit.is_none_or(|limit| limit >= needed as u64);
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
     if allows(current) {
@@ -34,8 +50,8 @@ pub fn provide(ranks: usize) -> Result<()> {
     Err(Error::config(
         "open files",
         format!(
-            "a rank of {ranks} needs {needed} file descriptors ({PROGRAM} + {PER_RANK} for each rank), and the limit \
-             is {limit}: raise it before the job starts (ulimit -n {needed})"
+            "{process} needs {needed} file descriptors ({why}), and the limit is {limit}: raise it before the job \
+             starts (ulimit -n {needed})"
         ),
     ))
 }
@@ -49,7 +65,7 @@ pub fn explained(error: io::Error) -> io::Error {
             let limit = limit.map_or("unknown".to_string(), |limit| limit.to_string());
             format!(
                 "too many open files: this process may have {limit} (ulimit -n), and a job needs {PROGRAM} + \
-                 {PER_RANK} for each of its ranks on every rank: raise the limit"
+                 {PER_RANK} for each of at most {MOST_PEERS} ranks on every rank: raise the limit"
             )
         }
         Some(libc::ENFILE) => {

@@ -1,6 +1,7 @@
 //! The layout of a run's ranks along the four axes, and the resulting groups.
 
 mod scope;
+mod stages;
 mod threads;
 
 use ferrotron_nn::{Axis, AxisSet, Context};
@@ -11,6 +12,8 @@ use std::sync::Arc;
 use crate::collective::{Collective, Group, NcclConfig, World};
 use crate::context_parallel::ContextParallel;
 use crate::tensor_parallel::{SequenceParallel, TensorParallel};
+use stages::MakeGroup;
+pub use stages::PipelineGroups;
 
 /// The sizes of the axes. Ranks are numbered with tensor fastest, then context, data and pipeline, as in
 /// Megatron-LM's order "tp-cp-dp-pp", so that ranks which communicate most are adjacent.
@@ -92,9 +95,6 @@ impl ParallelDims {
 /// Name of the group of all ranks.
 const WORLD: &str = "world";
 
-/// Creates the group with a name and these ranks as members.
-type MakeGroup<'a> = &'a dyn Fn(&str, &[usize]) -> Result<Group>;
-
 /// The groups of one rank in a layout.
 #[derive(Debug, Clone)]
 pub struct Mesh {
@@ -105,22 +105,6 @@ pub struct Mesh {
     dp_cp: Group,
     world: Group,
     pipeline_groups: PipelineGroups,
-}
-
-/// The groups of adjacent pipeline stages. Each has two ranks and one direction, so that no transfer waits for
-/// another. Stages form a ring, for schedules with several chunks per rank.
-#[derive(Debug, Clone)]
-pub struct PipelineGroups {
-    /// Activations from the previous stage.
-    pub forward_in: Group,
-    /// Activations to the next stage.
-    pub forward_out: Group,
-    /// Gradients from the next stage.
-    pub backward_in: Group,
-    /// Gradients to the previous stage.
-    pub backward_out: Group,
-    /// The first and the last stage, which hold tied embeddings; this rank alone on other stages.
-    pub embedding_group: Group,
 }
 
 impl Mesh {
@@ -175,8 +159,23 @@ impl Mesh {
         sequence: SequenceParallel,
         group: MakeGroup<'_>,
     ) -> Result<Mesh> {
-        let along = |name: &str, axes: AxisSet| group(name, &layout.ranks(rank, axes));
+        // Axes of the same ranks share a group, and so the queue of their calls. Those of calls within layers do not: these
+        // would wait for gradients.
+        let mut shared: Vec<(Vec<usize>, Group)> = Vec::new();
+        let mut along = |name: &str, axes: AxisSet| {
+            let ranks = layout.ranks(rank, axes);
+            if axes == AxisSet::from([Axis::Tensor]) || axes == AxisSet::from([Axis::Context]) {
+                return group(name, &ranks);
+            }
+            if let Some((_, known)) = shared.iter().find(|(known, _)| *known == ranks) {
+                return Ok(known.named(name));
+            }
+            let new = group(name, &ranks)?;
+            shared.push((ranks, new.clone()));
+            Ok::<_, Error>(new)
+        };
         Ok(Mesh {
+            world: along(WORLD, AxisSet::from(Axis::ALL))?,
             layout,
             rank,
             sequence,
@@ -187,8 +186,11 @@ impl Mesh {
                 along("pp", AxisSet::from([Axis::Pipeline]))?,
             ],
             dp_cp: along("dp-cp", AxisSet::from([Axis::Context, Axis::Data]))?,
-            world: along(WORLD, AxisSet::from(Axis::ALL))?,
-            pipeline_groups: PipelineGroups::new(&layout, rank, group)?,
+            pipeline_groups: PipelineGroups::new(
+                &layout.ranks(rank, AxisSet::from([Axis::Pipeline])),
+                layout.coordinate(rank, Axis::Pipeline),
+                group,
+            )?,
         })
     }
 
@@ -252,18 +254,10 @@ impl Mesh {
         mesh
     }
 
-    /// The same mesh, with NCCL for tensors on `device`: see [`Group::with_nccl`].
+    /// The same mesh, with NCCL for tensors on `device`: see [`Group::with_nccl`]. Axes of the same ranks have a
+    /// communicator each.
     pub fn with_nccl(&self, device: &Device, config: &NcclConfig) -> Result<Mesh> {
-        // The same group may occur several times in a mesh.
-        let mut made: Vec<(Group, Group)> = Vec::new();
-        self.map_groups(|group| {
-            if let Some((_, known)) = made.iter().find(|(host, _)| host.is_same(group)) {
-                return Ok(known.clone());
-            }
-            let new = group.with_nccl(device, config)?;
-            made.push((group.clone(), new.clone()));
-            Ok(new)
-        })
+        self.map_groups(|group| group.with_nccl(device, config))
     }
 
     /// Maps each group with `one`, in an order that is the same on all ranks.
@@ -296,45 +290,6 @@ impl Mesh {
     /// The sharding of layers along the tensor axis.
     pub fn tensor_parallel(&self) -> TensorParallel {
         TensorParallel::new(self.axis(Axis::Tensor).clone(), self.sequence)
-    }
-}
-
-impl PipelineGroups {
-    fn single() -> PipelineGroups {
-        PipelineGroups {
-            forward_in: Group::single(),
-            forward_out: Group::single(),
-            backward_in: Group::single(),
-            backward_out: Group::single(),
-            embedding_group: Group::single(),
-        }
-    }
-
-    fn new(layout: &ParallelDims, rank: usize, group: MakeGroup<'_>) -> Result<PipelineGroups> {
-        let column = layout.ranks(rank, AxisSet::from([Axis::Pipeline]));
-        let (count, own) = (column.len(), layout.coordinate(rank, Axis::Pipeline));
-        let mut stages = Self::single();
-        if count == 1 {
-            return Ok(stages);
-        }
-        // Link by link around the ring, so that all ranks create groups in the same order. With two stages there are
-        // two links between the same ranks, with different names.
-        for from in 0..count {
-            let to = (from + 1) % count;
-            let link =
-                |name: &str| group(&format!("{name} {from}-{to}"), &[column[from], column[to]]);
-            if own == from {
-                stages.forward_out = link("pp-forward")?;
-                stages.backward_in = link("pp-backward")?;
-            } else if own == to {
-                stages.forward_in = link("pp-forward")?;
-                stages.backward_out = link("pp-backward")?;
-            }
-        }
-        if own == 0 || own == count - 1 {
-            stages.embedding_group = group("pp-ends", &[column[0], column[count - 1]])?;
-        }
-        Ok(stages)
     }
 }
 
@@ -385,5 +340,24 @@ mod tests {
                 ParallelDims::new(world, tensor, context, pipeline).unwrap_err().to_string();
             assert!(error.contains(&format!("tensor-model-parallel-size {tensor}")), "{error}");
         }
+    }
+
+    /// A call along `dp-cp` that waits for another rank does not hold up `cp`, which has the same ranks.
+    #[test]
+    fn calls_within_layers_do_not_wait_for_gradients() {
+        let layout = ParallelDims::new(2, 1, 2, 1).unwrap();
+        Mesh::run_threads(layout, |mesh| {
+            // Ranks compare the places of their calls: this one.
+            let call = |group: &Group| group.barrier();
+            let (gradients, context) = (mesh.dp_cp(), mesh.axis(Axis::Context));
+            if mesh.rank() == 0 {
+                let gradients = call(gradients);
+                call(context).wait()?;
+                return gradients.wait();
+            }
+            call(context).wait()?;
+            call(gradients).wait()
+        })
+        .unwrap();
     }
 }

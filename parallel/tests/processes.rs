@@ -1,6 +1,8 @@
 //! Ranks that are real processes: this program, started again as one of its own tests.
 
 mod common;
+#[path = "processes/many_ranks.rs"]
+mod many_ranks;
 
 use ferrotron_parallel::collective::{
     RankConfig, Reduction, Transport, World, WorldConfig, run_rank_process,
@@ -47,13 +49,20 @@ fn rank() {
         secret: Some(format!("secret {port}")),
         job_id: None,
         transport: if transport == "tcp" { Transport::Tcp } else { Transport::Auto },
-        world: WorldConfig { timeout: if task.starts_with("stop") { SHORT } else { TIMEOUT } },
+        world: WorldConfig {
+            timeout: match task {
+                "many" if victim.is_some() => many_ranks::TIMEOUT,
+                _ if task.starts_with("stop") => SHORT,
+                _ => TIMEOUT,
+            },
+        },
     };
     let result = run_rank_process(&config, |world| match task {
         "sum" => sum(&world),
         "loop" => sum_for_ever(&world),
         "stop" | "stop-early" => sum_in_pairs(&world, task == "stop-early", victim),
         "starve" => starve(&world, victim),
+        "many" => many_ranks::many(&world, victim),
         _ => panic!("no task {task}"),
     });
     println!("\nresult: {}", result.unwrap_or_else(|error| error.to_string()));

@@ -1,8 +1,8 @@
 //! Lower bounds of a step's time and of a rank's bytes, by which the search leaves layouts out.
 //!
 //! The first bound comes from one block of the model: a rank in the middle of a pipeline with a block on each stage takes
-//! one micro-batch. All blocks of a stage take at least the time of their kernels for each micro-batch, and p-1 more
-//! stages fill and drain the pipeline. The second bound has the programs of the layout's own stages, each without waits
+//! one micro-batch. All blocks of a stage take at least the time of their kernels for each micro-batch, the last stage that of
+//! the head, and p-1 more stages fill and drain the pipeline. The second bound has the programs of the layout's own stages, each without waits
 //! for other stages.
 
 use ferrotron_models::memory::RankMemory;
@@ -12,7 +12,7 @@ use std::collections::HashMap;
 
 use crate::program::Program;
 use crate::space::{Layout, Recomputation};
-use crate::steps::{Block, GroupFacts, Step};
+use crate::steps::{Block, GroupFacts, Part, Step};
 
 /// Rounding in sums.
 const ROUNDING: f64 = 1.0 - 1e-9;
@@ -26,13 +26,15 @@ pub(crate) struct BlockCost {
     pub(crate) seconds: f64,
     /// Forward alone.
     pub(crate) forward: f64,
+    /// What the last stage has beside its blocks, forward and backward.
+    pub(crate) head: f64,
     /// Memory with all states.
     pub(crate) memory: RankMemory,
 }
 
 impl BlockCost {
-    /// The cost of the only block of a stage whose step of one micro-batch was recorded.
-    pub(crate) fn new(program: &Program, memory: RankMemory) -> BlockCost {
+    /// The cost of the only block of a stage whose step of one micro-batch was recorded, and of the last such stage.
+    pub(crate) fn new(program: &Program, last: &Program, memory: RankMemory) -> BlockCost {
         let computing = |block: &Block| -> f64 {
             let seconds = block.steps.iter().map(|step| match step {
                 Step::Compute(seconds, _) => *seconds,
@@ -40,8 +42,10 @@ impl BlockCost {
             });
             seconds.sum()
         };
-        let seconds = program.blocks_of(0).map(computing).sum();
-        BlockCost { seconds, forward: program.forwards_of(0).map(computing).sum(), memory }
+        let of = |program: &Program| program.blocks_of(0).map(computing).sum();
+        let (seconds, whole): (f64, f64) = (of(program), of(last));
+        let forward = program.forwards_of(0).map(computing).sum();
+        BlockCost { seconds, forward, head: (whole - seconds).max(0.0), memory }
     }
 
     /// The least time of a step in a layout of a model of so many blocks.
@@ -50,7 +54,8 @@ impl BlockCost {
         // Weights' gradients that are put off may fill the end.
         let fills = if layout.schedule.splits_backward() { self.forward } else { self.seconds };
         let fill = fills * (layout.pipeline - 1) as f64 / layout.chunks as f64;
-        ROUNDING * of_stage * (self.seconds * layout.microbatches() as f64 + fill)
+        let microbatches = layout.microbatches() as f64;
+        ROUNDING * (of_stage * (self.seconds * microbatches + fill) + self.head * microbatches)
     }
 
     /// The least bytes of a rank of the first stage; `keeps_activations` unless some wait in host memory.
@@ -94,7 +99,7 @@ pub(crate) fn least_seconds(schedule: &PipelineSchedule, programs: &[&Program]) 
         let mut work = 0.0;
         for instruction in schedule.instructions(stage) {
             if instruction.microbatch_and_chunk().is_some() {
-                let block = program.block(instruction, schedule.microbatches())?;
+                let block = program.block(instruction, schedule)?;
                 work += *known.entry(block).or_insert_with(|| alone(block));
             }
         }
@@ -102,7 +107,7 @@ pub(crate) fn least_seconds(schedule: &PipelineSchedule, programs: &[&Program]) 
         // time as gradients of weights, where these are put off.
         let last = stage + 1 == programs.len();
         let whole = if last { work + fill + ends } else { work };
-        least = least.max(whole);
+        least = least.max(whole).max(beside_calls(schedule, stage, program)?);
         let fills: f64 = match splits {
             true => program.forwards_of(0).map(alone).sum(),
             false => program.blocks_of(0).map(alone).sum(),
@@ -110,6 +115,29 @@ pub(crate) fn least_seconds(schedule: &PipelineSchedule, programs: &[&Program]) 
         fill += fills / schedule.chunks() as f64;
     }
     Ok(ROUNDING * least)
+}
+
+/// The kernels of a stage, and what products lose to the calls beside them: calls that outlast all other kernels run beside
+/// products, or while these wait, which takes longer.
+fn beside_calls(schedule: &PipelineSchedule, stage: usize, program: &Program) -> Result<f64> {
+    let (mut computing, mut others, mut calls) = (0.0, 0.0, [0.0_f64; 2]);
+    for instruction in schedule.instructions(stage) {
+        if instruction.microbatch_and_chunk().is_none() {
+            continue;
+        }
+        for step in &program.block(instruction, schedule)?.steps {
+            match step {
+                Step::Compute(seconds, Part::Products | Part::Attention) => computing += seconds,
+                Step::Compute(seconds, _) => others += seconds,
+                Step::Start { group, seconds, .. } if program.groups[*group].stages == 1 => {
+                    calls[usize::from(program.groups[*group].leaves_node)] += seconds;
+                }
+                _ => {}
+            }
+        }
+    }
+    let under_products = (calls[0].max(calls[1]) - others).clamp(0.0, computing);
+    Ok(computing + others + program.taken_by_calls * under_products)
 }
 
 /// The least duration of a block: its calls find free links, and it waits for no other stage.

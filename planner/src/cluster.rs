@@ -11,6 +11,8 @@ use crate::sharing::Sharing;
 
 /// The name of all kernels that have no bandwidth of their own.
 pub(crate) const OTHER: &str = "other";
+/// The key of the multiprocessors of a collective.
+const CHANNELS: &str = "gpu.collective_multiprocessors";
 /// The key of the link to host memory.
 const HOST: &str = "gpu.host_gb_per_s";
 
@@ -83,6 +85,8 @@ pub struct GpuSpec {
     /// Operations a second of single kernels of a processor that compute products, by name and operations of a call, in place
     /// of the shares of the peak.
     pub products: BTreeMap<String, Curve>,
+    /// Multiprocessors that a collective takes from the products beside which it runs.
+    pub collective_multiprocessors: usize,
     /// Bytes a second in each direction between this memory and the host's, if it is stated.
     pub host: Option<f64>,
     /// Shortest time from one kernel to the next. On a processor it is added to the time of each kernel.
@@ -109,6 +113,24 @@ pub struct Software {
     pub overlap_messages: bool,
     /// Whether a tensor-parallel rank sends only its shard of an activation to the next stage, where ranks gather them.
     pub scatter_gather: bool,
+    /// The passes of an update.
+    pub optimizer: OptimizerPasses,
+    /// Whether activations have the sequence as their first dim, as in Megatron-LM (`core/tensor_parallel/mappings.py`): the
+    /// parts of tensor-parallel ranks then follow one another, and are not copied around collectives.
+    pub sequence_first: bool,
+    /// Whether gradients that are not reduced during backward are copied into one tensor, divided and copied back, as
+    /// Megatron-LM's `model/distributed.py` of 2019 does.
+    pub copies_gradients: bool,
+}
+
+/// The passes of an update over gradients and weights.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OptimizerPasses {
+    /// One, beside that of the norm.
+    Fused,
+    /// In mixed precision gradients are copied to 32 bits, unscaled, clipped, and weights copied back, each in a pass of its
+    /// own, as Megatron-LM's `Float16OptimizerWithFloat16Params` does with Apex.
+    Unfused,
 }
 
 /// The kernels of attention.
@@ -154,7 +176,7 @@ impl GpuSpec {
 }
 
 impl Cluster {
-    /// How `world` ranks in so many stages share the cores of their node; GPUs share none.
+    /// The sharing of a node's cores by `world` ranks in so many stages; GPUs share none.
     ///
     /// Errors if they are on several nodes.
     pub fn sharing(&self, world: usize, stages: usize) -> Result<Option<Sharing>> {

@@ -15,13 +15,19 @@
 use ferrotron_models::memory::PlannedDevice;
 use ferrotron_tensor::Result;
 
-use crate::cluster::{AttentionKernels, Cluster, GpuSpec};
+use crate::cluster::{AttentionKernels, Cluster, GpuSpec, OptimizerPasses};
 use crate::record::Launch;
 
 /// The name of all matrix products among the kernels' bandwidths.
 pub(crate) const PRODUCT: &str = "product";
 /// The name of a copy between a GPU's memory and the host's. Assumed: no kernel runs beside it.
 const HOST_COPY: &str = "host_copy";
+/// The updates of Adam in mixed precision, with the bytes that they move for each parameter, and those of passes of their own.
+/// The one kernel reads the gradient, in 16 bits or in 32, reads and writes moments and master weight (24), and writes the
+/// weight in 16 bits (2). In passes, gradients of 16 bits are copied to 32 (6) and read so for the norm (2 more); they are
+/// unscaled (8), clipped (8) and read (4); weights are copied back (6).
+const UPDATES: [(&str, f64, f64); 2] =
+    [("adamw_master", 28.0, 58.0), ("adamw_master_wide", 30.0, 50.0)];
 /// Rows and columns of the tiles of a matrix product: five of the eight that NVIDIA's "Matrix Multiplication Background
 /// User's Guide" (DU-09799-001, section 2.3, <https://docs.nvidia.com/deeplearning/performance/dl-performance-matrix-multiplication>)
 /// lists for cuBLAS, from the most to the least efficient. Those left out are 256 x 64, 64 x 256 and 64 x 128.
@@ -66,7 +72,12 @@ pub fn seconds(launch: &Launch, cluster: &Cluster) -> Result<f64> {
     if let PlannedDevice::Cpu { .. } = gpu.device {
         return Ok(gpu.launch + on_processor(launch, gpu)?);
     }
-    let bytes = launch.bytes as f64;
+    let update = UPDATES.iter().find(|(kernel, ..)| *kernel == launch.kernel);
+    let passes = match (cluster.software.optimizer, update) {
+        (OptimizerPasses::Unfused, Some((_, fused, unfused))) => unfused / fused,
+        _ => 1.0,
+    };
+    let bytes = passes * launch.bytes as f64;
     if launch.kernel == HOST_COPY {
         return Ok(bytes / gpu.host_bandwidth()? + gpu.launch);
     }

@@ -8,12 +8,14 @@
 #![deny(missing_docs)]
 #![forbid(unsafe_code)]
 
+mod asynchronous;
 mod bound;
 pub mod calibrate;
 pub mod cluster;
 pub mod cost;
 pub mod curve;
 mod fields;
+pub mod kernels;
 mod keys;
 pub mod network;
 pub mod predict;

@@ -4,17 +4,18 @@ use ferrotron_models::gpt::Gpt;
 use ferrotron_models::memory::{MemoryEstimator, PlannedDevice, StageMemory};
 use ferrotron_models::trainer::Model;
 use ferrotron_nn::Axis;
+use ferrotron_parallel::data_parallel::AsyncUpdates;
 use ferrotron_parallel::mesh::ParallelDims;
 use ferrotron_parallel::pipeline::{PipelineConfig, PipelineSchedule};
 use ferrotron_parallel::tensor_parallel::SequenceParallel;
-use ferrotron_tensor::{DType, Result};
-use std::collections::BTreeMap;
+use ferrotron_tensor::{DType, Error, Result};
 
+use crate::asynchronous;
 use crate::bound::least_seconds;
 use crate::cluster::Cluster;
-use crate::cost::KernelKind;
+use crate::kernels::{KernelTime, counted_operations, kernels};
 use crate::program::{Place, Program};
-use crate::record::{Launch, Recording, Watched, record};
+use crate::record::{Recording, Watched, record};
 use crate::simulate::{Replay, simulate};
 use crate::stage_time::StageTime;
 use crate::trace::Mark;
@@ -22,9 +23,11 @@ use crate::trace::Mark;
 /// A predicted step.
 #[derive(Debug, Clone)]
 pub struct Prediction {
-    /// The step, by stage and instruction.
+    /// The step, by stage and instruction; without a flush, and with asynchronous updates, all steps until a drain.
     pub replay: Replay,
-    /// The mean over stages. Its parts add up to the duration of the step.
+    /// Number of steps of the replay.
+    pub steps: usize,
+    /// The mean over stages and steps. Its parts add up to the duration of the step.
     pub mean: StageTime,
     /// The kernels of the busiest stage's rank, those that take longest first.
     pub kernels: Vec<KernelTime>,
@@ -45,25 +48,10 @@ pub struct Prediction {
     pub peak: f64,
 }
 
-/// The calls of a kernel in a step of one rank.
-#[derive(Debug, Clone, PartialEq)]
-pub struct KernelTime {
-    /// Its name; of a matrix product also the sizes.
-    pub name: String,
-    /// Number of launches.
-    pub calls: u64,
-    /// Bytes of all.
-    pub bytes: f64,
-    /// Operations of the products of all.
-    pub operations: f64,
-    /// Time of all.
-    pub seconds: f64,
-}
-
 impl Prediction {
-    /// Duration of the step.
+    /// Duration of the step: the mean if the replay has several.
     pub fn seconds(&self) -> f64 {
-        self.replay.seconds
+        self.replay.seconds / self.steps as f64
     }
 
     /// Tokens a second of all GPUs.
@@ -114,7 +102,12 @@ pub struct RecordedRun {
     layout: ParallelDims,
     sequence_parallel: SequenceParallel,
     pipeline: PipelineConfig,
-    recorded: Vec<(StageMemory, Recording)>,
+    /// Number of steps that the run takes at once.
+    steps: usize,
+    /// The updates that ranks do not wait for, if there are some.
+    updates: Option<AsyncUpdates>,
+    /// With the schedule of the recorded step or steps.
+    recorded: Vec<(StageMemory, Recording, PipelineSchedule)>,
     /// The recording of each stage.
     of_stage: Vec<usize>,
     dtype: DType,
@@ -163,6 +156,7 @@ impl RecordedRun {
     pub(crate) fn empty<M: Model>(run: &MemoryEstimator<M>) -> RecordedRun {
         let (parallel, sizes) = (&run.trainer.parallel, &run.trainer.batch_size);
         let tokens = (sizes.full_batch_size() * run.seq_length) as u64;
+        let updates = parallel.data_parallel.stale_updates();
         let pipeline = PipelineConfig {
             kind: parallel.pipeline_schedule,
             stages: run.layout.size(Axis::Pipeline),
@@ -173,6 +167,8 @@ impl RecordedRun {
             layout: run.layout,
             sequence_parallel: run.sequence_parallel,
             pipeline,
+            steps: updates.map_or(run.steps_at_once(), |updates| updates.drain_interval),
+            updates,
             recorded: Vec::new(),
             of_stage: Vec::new(),
             dtype: run.dtype,
@@ -183,6 +179,8 @@ impl RecordedRun {
     }
 
     /// Records a stage, and returns its memory. [`RecordedRun::represent`] says of which stages it stands.
+    ///
+    /// Errors as [`MemoryEstimator::stages`], and for replicas that take steps of their own.
     pub(crate) fn add<M: Model>(
         &mut self,
         run: &MemoryEstimator<M>,
@@ -190,7 +188,14 @@ impl RecordedRun {
         stage: usize,
         with_operations: bool,
     ) -> Result<StageMemory> {
-        let run = MemoryEstimator::<M> {
+        let every = run.trainer.parallel.data_parallel.synchronize_every;
+        if every > 1 {
+            let message = format!(
+                "{every}, but the weights that replicas average every {every} steps are in no predicted step: leave it out"
+            );
+            return Err(Error::config("--local-sgd-steps", message));
+        }
+        let mut run = MemoryEstimator::<M> {
             model: run.model.clone(),
             trainer: run.trainer.clone(),
             device,
@@ -200,8 +205,16 @@ impl RecordedRun {
             kernels: matches!(device, PlannedDevice::Cpu { .. }),
             operations: with_operations,
         };
-        self.recorded.push(record(watched, || run.stage(stage))?);
-        Ok(self.recorded[self.recorded.len() - 1].0)
+        let (microbatches, steps) = run.dry_step(stage);
+        let schedule =
+            PipelineSchedule::over_steps(&PipelineConfig { microbatches, ..self.pipeline }, steps)?;
+        let whole = self.updates.map(|_| run.stage(stage)).transpose()?;
+        // The kernels and calls are those of a step that waits for its own sums.
+        run.trainer.parallel.data_parallel.async_updates = None;
+        let (memory, recording) = record(watched, || run.stage(stage))?;
+        let memory = whole.unwrap_or(memory);
+        self.recorded.push((memory, recording, schedule));
+        Ok(memory)
     }
 
     /// Lets recorded stages stand for all: `of_stage` has the index of a recording for each stage.
@@ -211,7 +224,7 @@ impl RecordedRun {
 
     /// Bytes of the recorded rank that takes most.
     pub(crate) fn peak_bytes(&self) -> u64 {
-        let bytes = self.recorded.iter().map(|(found, _)| found.memory.total_bytes as u64);
+        let bytes = self.recorded.iter().map(|(found, ..)| found.memory.total_bytes as u64);
         bytes.max().unwrap_or(0)
     }
 
@@ -219,19 +232,31 @@ impl RecordedRun {
     pub(crate) fn least_seconds(&self, cluster: &Cluster) -> Result<f64> {
         let programs = self.programs(cluster)?;
         let of_stage: Vec<&Program> = self.of_stage.iter().map(|index| &programs[*index]).collect();
-        least_seconds(&PipelineSchedule::new(&self.pipeline)?, &of_stage)
+        Ok(least_seconds(&self.schedule()?, &of_stage)? / self.steps as f64)
+    }
+
+    /// The instructions of the run.
+    fn schedule(&self) -> Result<PipelineSchedule> {
+        match self.updates {
+            None => PipelineSchedule::over_steps(&self.pipeline, self.steps),
+            Some(updates) => {
+                Ok(asynchronous::schedule(&PipelineSchedule::new(&self.pipeline)?, updates))
+            }
+        }
     }
 
     /// The program of each recording.
     pub(crate) fn programs(&self, cluster: &Cluster) -> Result<Vec<Program>> {
-        let program = |(found, recording): &(StageMemory, Recording)| {
-            let scattered = self.sequence_parallel == SequenceParallel::Off;
-            let place = Place { layout: &self.layout, rank: found.rank, scattered };
-            let microbatches = recording.microbatches;
-            let recorded =
-                PipelineSchedule::new(&PipelineConfig { microbatches, ..self.pipeline })?;
-            Program::new(recording, &recorded, place, cluster)
-        };
+        let program =
+            |(found, recording, schedule): &(StageMemory, Recording, PipelineSchedule)| {
+                let scattered = self.sequence_parallel == SequenceParallel::Off;
+                let place = Place { layout: &self.layout, rank: found.rank, scattered };
+                let program = Program::new(recording, schedule, place, cluster)?;
+                Ok(match self.updates {
+                    None => program,
+                    Some(updates) => asynchronous::program(program, updates),
+                })
+            };
         self.recorded.iter().map(program).collect()
     }
 
@@ -241,24 +266,28 @@ impl RecordedRun {
     pub fn predict(&self, cluster: &Cluster, with_marks: bool) -> Result<Prediction> {
         let programs = self.programs(cluster)?;
         let programs: Vec<&Program> = self.of_stage.iter().map(|index| &programs[*index]).collect();
-        let schedule = PipelineSchedule::new(&self.pipeline)?;
+        let schedule = self.schedule()?;
+        let steps = self.steps as f64;
         let world = self.layout.world();
         let sharing = cluster.sharing(world, programs.len())?;
-        let replay = simulate(&schedule, &programs, cluster.software, sharing, with_marks)?;
+        let mut software = cluster.software;
+        software.overlap_grad_reduce |= self.updates.is_some();
+        let replay = simulate(&schedule, &programs, software, sharing, with_marks)?;
         let operations = replay.stages.iter().zip(&programs).map(|(stage, program)| {
             let counts = stage.launches.iter().zip(&program.launches);
             let counted = |launch| counted_operations(launch, self.causal);
             counts.map(|(count, launch)| *count as f64 * counted(launch)).sum::<f64>()
         });
         Ok(Prediction {
-            mean: StageTime::mean(&replay.stages),
-            kernels: kernels(&replay, &programs, sharing.map(|_| &schedule)),
-            memory: self.recorded.iter().map(|(memory, _)| *memory).collect(),
-            ranks: self.recorded.iter().map(|(memory, _)| memory.rank).collect(),
+            mean: StageTime::mean(&replay.stages).divided_by(steps),
+            kernels: kernels(&replay, &programs, &schedule, sharing.is_some()),
+            memory: self.recorded.iter().map(|(memory, ..)| *memory).collect(),
+            ranks: self.recorded.iter().map(|(memory, ..)| memory.rank).collect(),
+            steps: self.steps,
             world,
             tokens: self.tokens,
             model_operations: self.model_operations,
-            hardware_operations: operations.sum::<f64>() * (world / programs.len()) as f64,
+            hardware_operations: operations.sum::<f64>() * (world / programs.len()) as f64 / steps,
             peak: cluster.gpu.peak(self.dtype)?,
             replay,
         })
@@ -296,67 +325,4 @@ pub fn predict<M: Model>(
     with_marks: bool,
 ) -> Result<Prediction> {
     RecordedRun::new(run, cluster.gpu.device, with_marks)?.predict(cluster, with_marks)
-}
-
-/// Operations as papers count them: all pairs of positions also in the attention of a `causal` model, and no products
-/// that a fused kernel computes again.
-///
-/// Launches of a causal model compute half of the pairs together, whichever of them are masked: under context parallelism
-/// ranks leave out chunks and compute others whole, and a processor's kernel states the pairs that it computes.
-fn counted_operations(launch: &Launch, causal: bool) -> f64 {
-    let operations = launch.operations();
-    if KernelKind::from_launch(launch) != KernelKind::Attention {
-        return operations;
-    }
-    let counted = match launch.kernel.as_str() {
-        // One kernel of a processor: four products, and that of queries and keys again.
-        "attention_backward" => 4.0 / 5.0,
-        // Two on a GPU, of two counted products each; a processor's launch states no number of products.
-        _ => launch.count.min(2) as f64 / launch.count.max(1) as f64,
-    };
-    if causal { 2.0 * counted * operations } else { counted * operations }
-}
-
-/// The kernels of the stage that computes longest. Of ranks that share cores, `shared` is the schedule.
-fn kernels(
-    replay: &Replay,
-    programs: &[&Program],
-    shared: Option<&PipelineSchedule>,
-) -> Vec<KernelTime> {
-    let busy = |stage: &StageTime| stage.computing.iter().sum::<f64>();
-    let stages = replay.stages.iter().zip(programs).enumerate();
-    let busiest = stages.max_by(|(_, a), (_, b)| busy(a.0).total_cmp(&busy(b.0)));
-    let Some((index, (stage, program))) = busiest else { return Vec::new() };
-    // Ranks that share cores are slower than their programs, whose copies for messages are no launches.
-    let slower = shared.map_or(1.0, |schedule| {
-        let counts = stage.launches.iter().zip(&program.durations);
-        let launches: f64 = counts.map(|(calls, one)| *calls as f64 * one).sum();
-        let instructions = schedule.instructions(index).iter();
-        let sends = instructions.flat_map(|instruction| instruction.sends());
-        let copies: f64 =
-            sends.map(|message| program.messages[message.direction as usize].copy).sum();
-        let alone = launches + copies;
-        if alone > 0.0 { busy(stage) / alone } else { 1.0 }
-    });
-    let mut sums: BTreeMap<String, KernelTime> = BTreeMap::new();
-    let counts = stage.launches.iter().zip(&program.launches).zip(&program.durations);
-    for ((&calls, launch), seconds) in counts.filter(|((calls, _), _)| **calls > 0) {
-        let name = match KernelKind::from_launch(launch) {
-            KernelKind::Product if launch.columns > 1 => {
-                let Launch { batch, rows, columns, inner, .. } = launch;
-                format!("matmul {batch} x {rows} x {columns} x {inner}")
-            }
-            _ => launch.kernel.clone(),
-        };
-        let empty =
-            KernelTime { name: name.clone(), calls: 0, bytes: 0.0, operations: 0.0, seconds: 0.0 };
-        let sum = sums.entry(name).or_insert(empty);
-        sum.calls += calls;
-        sum.bytes += calls as f64 * launch.bytes as f64;
-        sum.operations += calls as f64 * launch.operations();
-        sum.seconds += slower * calls as f64 * seconds;
-    }
-    let mut kernels: Vec<KernelTime> = sums.into_values().collect();
-    kernels.sort_by(|a, b| b.seconds.total_cmp(&a.seconds));
-    kernels
 }

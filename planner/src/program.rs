@@ -27,9 +27,22 @@ pub struct Program {
     pub launches: Vec<Launch>,
     /// Their durations.
     pub durations: Vec<f64>,
+    /// The share of the multiprocessors that a call takes.
+    pub taken_by_calls: f64,
     computations: HashMap<Computation, Block>,
+    /// The update of each step, where updates are instructions.
+    updates: Vec<Block>,
+    /// Micro-batches of a recorded step.
     microbatches: usize,
+    /// Number of recorded steps.
+    steps: usize,
 }
+
+/// The kernel that copies a tensor into another order of dims.
+const COPY: &str = "copy";
+
+/// Passes over the bytes of gradients that are copied into one tensor, divided and copied back: each reads and writes.
+const GRADIENT_PASSES: f64 = 6.0;
 
 /// Kind, micro-batch and chunk of a computation.
 type Computation = (u8, usize, usize);
@@ -73,8 +86,13 @@ impl Program {
             let message = format!("the schedule has {wanted} instructions, the recording {found}");
             return Err(Error::graph("simulate", message));
         }
-        let durations = recording.launches.iter().map(|launch| cost::seconds(launch, cluster));
-        let durations = durations.collect::<Result<Vec<f64>>>()?;
+        // With sequence parallelism, copies are those around collectives.
+        let without_copies = cluster.software.sequence_first && !place.scattered;
+        let seconds = |launch: &Launch| match without_copies && launch.kernel == COPY {
+            true => Ok(0.0),
+            false => cost::seconds(launch, cluster),
+        };
+        let durations = recording.launches.iter().map(seconds).collect::<Result<Vec<f64>>>()?;
         let spreads: Vec<Spread> =
             recording.groups.iter().map(|name| spread(name, place, cluster)).collect();
         let groups = recording.groups.iter().zip(&spreads).map(|(name, spread)| GroupFacts {
@@ -101,19 +119,20 @@ impl Program {
             },
         };
         let before = compiler.block(&recording.before, false);
-        let mut computations = HashMap::new();
+        let (mut computations, mut updates) = (HashMap::new(), Vec::new());
         let mut messages = Messages::default();
         for (instruction, work) in instructions.iter().zip(&recording.instructions) {
-            match computation(instruction) {
-                Some(key) => {
+            match (computation(instruction), instruction) {
+                (Some(key), _) => {
                     computations.insert(key, compiler.block(work, true));
                 }
-                None => messages.count(&compiler, instruction, work),
+                (None, Instruction::Update { .. }) => updates.push(compiler.block(work, false)),
+                (None, _) => messages.count(&compiler, instruction, work),
             }
         }
         let behind = compiler.block(&recording.behind, false);
         let messages = messages.costs();
-        let (microbatches, launches) = (schedule.microbatches(), recording.launches.clone());
+        let launches = recording.launches.clone();
         Ok(Program {
             before,
             behind,
@@ -121,8 +140,12 @@ impl Program {
             groups,
             launches,
             durations,
+            taken_by_calls: cluster.gpu.collective_multiprocessors as f64
+                / cluster.gpu.multiprocessors as f64,
             computations,
-            microbatches,
+            updates,
+            microbatches: schedule.microbatches() / schedule.steps(),
+            steps: schedule.steps(),
         })
     }
 
@@ -136,28 +159,49 @@ impl Program {
         };
         Program {
             computations: keys.map(|key| (key, block(key))).collect(),
-            microbatches: schedule.microbatches(),
+            updates: vec![Block::default(); schedule.steps()],
+            microbatches: schedule.microbatches() / schedule.steps(),
+            steps: schedule.steps(),
             ..Program::default()
         }
     }
 
-    /// The block of a computation in a step of `microbatches`. The first and the last micro-batch are those of the
-    /// recording, since gradients are overwritten by the first and reduced after the last; the others are alike.
+    /// The block of a computation or an update of `schedule`. The first and the last micro-batch of a step are those of the
+    /// recording, since gradients are overwritten by the first and reduced after the last; the others are alike. So are
+    /// steps: in the first and the last one of several, the pipeline is not full.
     ///
     /// Errors if there is none.
-    pub fn block(&self, instruction: &Instruction, microbatches: usize) -> Result<&Block> {
-        let recorded = |(kind, microbatch, chunk): Computation| {
-            let recorded = match microbatch {
-                _ if microbatches == self.microbatches => microbatch,
-                0 => 0,
-                _ if microbatch + 1 == microbatches => self.microbatches - 1,
-                _ => 1.min(self.microbatches - 1),
-            };
-            self.computations.get(&(kind, recorded, chunk))
+    pub fn block(&self, instruction: &Instruction, schedule: &PipelineSchedule) -> Result<&Block> {
+        let steps = schedule.steps();
+        let microbatches = schedule.microbatches() / steps;
+        let block = match (computation(instruction), instruction) {
+            (Some((kind, microbatch, chunk)), _) => {
+                let step = recorded(microbatch / microbatches, steps, self.steps);
+                let within = recorded(microbatch % microbatches, microbatches, self.microbatches);
+                self.computations.get(&(kind, step * self.microbatches + within, chunk))
+            }
+            (None, Instruction::Update { step }) => {
+                self.updates.get(recorded(*step, steps, self.updates.len()))
+            }
+            _ => None,
         };
-        computation(instruction)
-            .and_then(recorded)
-            .ok_or_else(|| Error::graph("simulate", format!("{instruction} was not recorded")))
+        block.ok_or_else(|| Error::graph("simulate", format!("{instruction} was not recorded")))
+    }
+
+    /// The blocks of all computations, in their order.
+    pub(crate) fn blocks_mut(&mut self) -> impl Iterator<Item = &mut Block> {
+        let mut blocks: Vec<_> = self.computations.iter_mut().collect();
+        blocks.sort_unstable_by_key(|(key, _)| **key);
+        blocks.into_iter().map(|(_, block)| block)
+    }
+
+    /// The program of several such steps with these updates. What comes before a step's instructions joins its first forward.
+    pub(crate) fn over_steps(mut self, updates: Vec<Block>) -> Program {
+        if let Some(first) = self.computations.get_mut(&(0, 0, 0)) {
+            first.steps.splice(0..0, std::mem::take(&mut self.before.steps));
+            first.launches.append(&mut self.before.launches);
+        }
+        Program { updates, ..self }
     }
 
     /// Whether a backward is split into two computations.
@@ -180,6 +224,16 @@ impl Program {
         let mut keys: Vec<&Computation> = self.computations.keys().filter(of).collect();
         keys.sort_unstable();
         keys.into_iter().map(|key| &self.computations[key])
+    }
+}
+
+/// The index among `known` recorded ones that stands for `index` of `count`.
+fn recorded(index: usize, count: usize, known: usize) -> usize {
+    match index {
+        _ if count == known => index,
+        0 => 0,
+        _ if index + 1 == count => known - 1,
+        _ => 1.min(known - 1),
     }
 }
 
@@ -294,7 +348,14 @@ impl Compiler<'_> {
     }
 
     fn seconds(&self, group: usize, operation: &str, bytes: u64) -> f64 {
-        network::seconds(operation, bytes as f64, self.spreads[group], self.cluster)
+        let Cluster { gpu, software, .. } = self.cluster;
+        let copies = software.copies_gradients
+            && !software.overlap_grad_reduce
+            && (self.groups[group].traffic, operation) == (Traffic::Data, "all_reduce");
+        let passes =
+            if copies { GRADIENT_PASSES / (gpu.bandwidth * gpu.memory_efficiency) } else { 0.0 };
+        passes * bytes as f64
+            + network::seconds(operation, bytes as f64, self.spreads[group], self.cluster)
     }
 }
 

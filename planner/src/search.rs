@@ -246,8 +246,9 @@ impl<M: Model, R: Fn(&Layout) -> Result<MemoryEstimator<M>>> Search<'_, R> {
         }
         let mut recorded = RecordedRun::empty(&run);
         let found = recorded.add(&run, self.device(), 1, false).ok()?;
+        recorded.add(&run, self.device(), alone.pipeline - 1, false).ok()?;
         let programs = recorded.programs(self.cluster).ok()?;
-        Some(BlockCost::new(programs.first()?, found.memory))
+        Some(BlockCost::new(&programs[0], &programs[1], found.memory))
     }
 
     /// Records the stages of a layout, those that differ; none if a rank of one takes more than `limit`.

@@ -57,6 +57,14 @@ impl StageTime {
         }
     }
 
+    /// The same of one of so many equal parts.
+    pub(crate) fn divided_by(mut self, count: f64) -> StageTime {
+        let times =
+            self.computing.iter_mut().chain(&mut self.exposed).chain(&mut self.communicating);
+        times.chain([&mut self.bubble]).for_each(|time| *time /= count);
+        self
+    }
+
     /// Communication that runs beside computation, by kind.
     pub fn hidden(&self, kind: Traffic) -> f64 {
         (self.communicating[kind as usize] - self.exposed[kind as usize]).max(0.0)

@@ -3,7 +3,7 @@
 use ferrotron_parallel::pipeline::{
     PipelineConfig, PipelineSchedule, ScheduleKind, StageTimes, formula,
 };
-use ferrotron_planner::cluster::{AttentionKernels, Software};
+use ferrotron_planner::cluster::{AttentionKernels, OptimizerPasses, Software};
 use ferrotron_planner::program::Program;
 use ferrotron_planner::simulate::{Replay, simulate};
 use ferrotron_planner::stage_time::StageTime;
@@ -14,13 +14,16 @@ const SOFTWARE: Software = Software {
     overlap_grad_reduce: true,
     overlap_messages: true,
     scatter_gather: true,
+    optimizer: OptimizerPasses::Fused,
+    sequence_first: false,
+    copies_gradients: false,
 };
 
 fn schedules() -> impl Iterator<Item = PipelineConfig> {
     let sizes = [(1, 3, 1), (2, 4, 1), (4, 8, 1), (4, 8, 3), (3, 6, 2), (8, 16, 2)];
     sizes.into_iter().flat_map(|(stages, microbatches, chunks)| {
         let fits = move |kind: &ScheduleKind| (*kind == ScheduleKind::Interleaved) == (chunks > 1);
-        ScheduleKind::ALL.into_iter().filter(fits).map(move |kind| PipelineConfig {
+        ScheduleKind::FLUSHED.into_iter().filter(fits).map(move |kind| PipelineConfig {
             kind,
             stages,
             microbatches,
@@ -53,6 +56,20 @@ fn the_bubble_is_that_of_the_papers() {
 }
 
 #[test]
+fn steps_without_a_flush_have_one_bubble() {
+    for kind in ScheduleKind::UNFLUSHED {
+        let microbatches = if kind == ScheduleKind::PipeDream2Bw { 5 } else { 1 };
+        let config = PipelineConfig { kind, stages: 4, microbatches, chunks: 1 };
+        let schedule = PipelineSchedule::over_steps(&config, 6).unwrap();
+        let programs: Vec<Program> =
+            (0..4).map(|stage| Program::uniform(&schedule, stage, [3.0, 6.0, 0.0, 0.0])).collect();
+        let programs: Vec<&Program> = programs.iter().collect();
+        let found = simulate(&schedule, &programs, SOFTWARE, None, false).unwrap();
+        assert_eq!(found.seconds, 9.0 * (6 * microbatches + 3) as f64, "{kind}");
+    }
+}
+
+#[test]
 fn the_parts_add_up_and_the_instructions_are_the_executors() {
     for config in schedules() {
         let found = replayed(&config, [0.3, 0.7, 0.4, 0.2], true);
@@ -67,8 +84,8 @@ fn the_parts_add_up_and_the_instructions_are_the_executors() {
     }
 }
 
-/// One rank with one group, whose calls take 3 s beside kernels of 2 s.
-fn overlapped(software: Software) -> StageTime {
+/// One rank with one group, whose calls take 3 s beside kernels of 2 s, and a share of their multiprocessors.
+fn overlapped(software: Software, taken_by_calls: f64) -> StageTime {
     let config =
         PipelineConfig { kind: ScheduleKind::OneFOneB, stages: 1, microbatches: 1, chunks: 1 };
     let schedule = PipelineSchedule::new(&config).unwrap();
@@ -86,6 +103,7 @@ fn overlapped(software: Software) -> StageTime {
     let mut program = Program::uniform(&schedule, 0, [0.0; 4]);
     program.behind = Block { steps, launches: Vec::new() };
     program.groups = vec![group];
+    program.taken_by_calls = taken_by_calls;
     let replay = simulate(&schedule, &[&program], software, None, false).unwrap();
     assert_eq!(replay.seconds, replay.stages[0].total());
     replay.stages[0].clone()
@@ -93,9 +111,12 @@ fn overlapped(software: Software) -> StageTime {
 
 #[test]
 fn calls_run_beside_kernels_and_one_after_another() {
-    let time = overlapped(SOFTWARE);
+    let time = overlapped(SOFTWARE, 0.0);
     assert_eq!((time.exposed[Traffic::Data as usize], time.hidden(Traffic::Data)), (2.0, 4.0));
-    let time = overlapped(Software { overlap_grad_reduce: false, ..SOFTWARE });
+    // Kernels of 2 s take 2.5 beside calls that take a fifth of the multiprocessors.
+    let time = overlapped(SOFTWARE, 0.2);
+    assert_eq!((time.computing[0], time.exposed[Traffic::Data as usize]), (5.0, 1.0));
+    let time = overlapped(Software { overlap_grad_reduce: false, ..SOFTWARE }, 0.2);
     assert_eq!((time.exposed[Traffic::Data as usize], time.hidden(Traffic::Data)), (6.0, 0.0));
 }
 

@@ -26,6 +26,7 @@ fn run(layout: &Layout, layers: usize) -> Result<MemoryEstimator<Gpt>> {
         rampup: None,
     })?;
     let parallel = ParallelConfig {
+        drain_interval: 1,
         pipeline_schedule: layout.schedule,
         chunks: layout.chunks,
         optimizer_states: match layout.offload.has_states() {
@@ -233,12 +234,15 @@ fn a_pipeline_changes_no_time_of_a_gpus_kernel() {
         sequence_parallel: false,
         offload: Offload::None,
     };
+    // Beside calls products are slower, and stages have other calls.
+    let mut cluster = cluster(4);
+    cluster.gpu.collective_multiprocessors = 0;
     // The first product of the MLP, half of whose 2048 columns are on a rank.
     let seconds = |pipeline: usize| {
-        let found = predict(&run(&layout(pipeline), 4).unwrap(), &cluster(4), false).unwrap();
+        let found = predict(&run(&layout(pipeline), 4).unwrap(), &cluster, false).unwrap();
         let product = found.kernels.iter().find(|kernel| kernel.name.ends_with(" x 1024 x 512"));
         let product = product.unwrap_or_else(|| panic!("{:?}", found.kernels));
-        product.seconds / product.calls as f64
+        product.seconds / product.calls
     };
     let (whole, stage) = (seconds(1), seconds(2));
     assert!((stage / whole - 1.0).abs() < 1e-12, "{stage} {whole}");

@@ -16,8 +16,7 @@ use super::args::model::TrainTask;
 use super::args::train::TrainArgs;
 use super::corpus;
 use super::validation_sets::{
-    SEVERAL, check_all_held_out, check_without_weights, names_of_files, none_held_out, quoted,
-    warn_of_missing,
+    SEVERAL, blends_of_losses, check_without_weights, names_of_files, quoted, warn_of_missing,
 };
 
 /// The part of the data for evaluations during a run, for messages.
@@ -141,52 +140,34 @@ fn pairs_of_sets(
     let (special, length) = (tokenizer.special_tokens()?, args.model.seq_length()?);
     let train = SentencePairs::of_blend(&training, special, length, args.optimization.seed)?;
     order_state.iter().for_each(|state| train.resume_order(state));
-    let validation = match (validation, several) {
-        (None, false) => Vec::new(),
-        (None, true) => return Err(none_held_out()),
-        (Some(blend), false) => {
-            warn_of_missing(config, &blend, "validation", &warn);
-            vec![(None, blend)]
-        }
-        (Some(blend), true) => {
-            check_all_held_out(config, &blend)?;
-            blend.named_sets()?.into_iter().map(|(name, set)| (Some(name), set)).collect()
-        }
-    };
+    let validation = blends_of_losses(config, validation, several, &warn)?;
     test.iter().for_each(|blend| warn_of_missing(config, blend, "testing", &warn));
-    let pairs = |blend: &Blend, part: &str, option: &'static str| -> Result<Option<HeldOut>> {
+    // Whole sets without such a document are refused where they are opened.
+    let pairs = |blend: &Blend, part: &str| -> Result<Option<HeldOut>> {
         let (pairs, left_out) = HeldOutPairs::of_blend(blend, special, length)?;
         let names = quoted(&left_out);
-        match (left_out.is_empty(), config) {
-            (true, _) => {}
-            (false, BlendConfig::PerSplit { .. }) => {
-                let them = if left_out.len() == 1 { "it" } else { "them" };
-                let message = format!("no document of {names} has two sentences: leave {them} out");
-                return Err(Error::config(option, message));
-            }
-            (false, BlendConfig::Shared(..)) if several && part == VALIDATION => {
-                let message = format!(
-                    "--split holds no document with two sentences of {names} out for validation: give a larger share, or \
-                     join it with another set"
-                );
-                return Err(Error::config(SEVERAL, message));
-            }
-            (false, BlendConfig::Shared(..)) => {
-                let end = if pairs.is_some() { "goes without" } else { "has no loss" };
-                warn(&format!(
-                    "warning: --split holds no document with two sentences of {names} out for {part}, which {end}"
-                ));
-            }
+        if !left_out.is_empty() && several && part == VALIDATION {
+            let message = format!(
+                "--split holds no document with two sentences of {names} out for validation: give a larger share, or \
+                 join it with another set"
+            );
+            return Err(Error::config(SEVERAL, message));
+        }
+        if !left_out.is_empty() {
+            let end = if pairs.is_some() { "goes without" } else { "has no loss" };
+            warn(&format!(
+                "warning: --split holds no document with two sentences of {names} out for {part}, which {end}"
+            ));
         }
         Ok(pairs.map(HeldOut::Pairs))
     };
     let mut held_out = Vec::new();
     for (name, blend) in validation.into_iter().filter(|_| evaluates(args)) {
-        let found = pairs(&blend, VALIDATION, "--valid-data-path")?;
+        let found = pairs(&blend, VALIDATION)?;
         held_out.extend(found.map(|found| (name, found)));
     }
     let test = test.filter(|_| evaluates(args));
-    let test = test.map(|blend| pairs(&blend, "testing", "--test-data-path")).transpose()?;
+    let test = test.map(|blend| pairs(&blend, "testing")).transpose()?;
     let input = BertInput {
         train: Arc::new(train),
         held_out,

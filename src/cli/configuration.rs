@@ -16,6 +16,7 @@ use super::options::Options;
 use super::options::imported::{Imported, check_task};
 use super::options::remembered;
 use super::options::remembered::{MAY_DIFFER, canonical, same_number};
+use super::usage;
 
 /// The value of an option that has none.
 pub const NOT_GIVEN: &str = "not given";
@@ -65,7 +66,8 @@ impl Configuration {
         };
         let matches = definition.parse("train", &options)?;
         let matches = matches.subcommand_matches("train").expect("it was parsed");
-        let args = TrainArgs::from_arg_matches(matches).unwrap_or_else(|error| error.exit());
+        let args = TrainArgs::from_arg_matches(matches)
+            .map_err(|error| usage::refuse(&error, "ferrotron train"))?;
         if let Some(imported) = &imported {
             notes.extend(imported.rounded_line(args.device.dtype()?));
         }

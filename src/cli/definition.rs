@@ -2,10 +2,10 @@
 
 use clap::builder::Resettable;
 use clap::{ArgAction, ArgMatches, value_parser};
-use ferrotron::{Error, Result};
+use ferrotron::Result;
 use std::ffi::OsString;
 
-use super::options::Options;
+use super::{options::Options, usage};
 
 /// The command line with its subcommands, whose flags take `--flag` and `--flag=false`.
 pub struct Definition(clap::Command);
@@ -40,6 +40,18 @@ impl Definition {
         found.expect("the name of a subcommand")
     }
 
+    /// The command that the words of a call name, without their values: `ferrotron checkpoint ls`.
+    pub fn command_in(&self, words: &[OsString]) -> String {
+        let (mut command, mut names) = (&self.0, String::from("ferrotron"));
+        for word in words.iter().skip(1) {
+            if let Some(below) = command.find_subcommand(word) {
+                names = format!("{names} {}", below.get_name());
+                command = below;
+            }
+        }
+        names
+    }
+
     /// Parses the words of a subcommand, each on its own. Errors with one line if the words do not parse.
     pub fn words_of(
         &self,
@@ -47,8 +59,8 @@ impl Definition {
         words: impl Iterator<Item = OsString>,
     ) -> std::result::Result<ArgMatches, String> {
         let words = ["ferrotron", name].map(OsString::from).into_iter().chain(words);
-        let matches =
-            self.lenient().try_get_matches_from(words).map_err(|error| one_line(&error))?;
+        let refuse = |error| usage::explain(&error, &format!("ferrotron {name}"));
+        let matches = self.lenient().try_get_matches_from(words).map_err(refuse)?;
         let found = matches.subcommand().map(|(_, matches)| matches.clone());
         Ok(found.unwrap_or_default())
     }
@@ -56,16 +68,12 @@ impl Definition {
     /// Parses the merged options of a subcommand.
     ///
     /// # Errors
-    /// An option with a value that it cannot have or without one that it needs, unless all were typed: clap then
-    /// explains itself and ends the program.
+    /// An option with a value that it cannot have, or without one that it needs.
     pub fn parse(&self, name: &str, options: &Options) -> Result<ArgMatches> {
         let words = ["ferrotron", name].map(OsString::from).into_iter().chain(options.words());
-        self.whole().try_get_matches_from(words).map_err(|error| {
-            let plain = Error::config("", one_line(&error));
-            let line = plain.to_string();
-            let named = options.name_sources(plain);
-            if named.to_string() == line { error.exit() } else { named }
-        })
+        let matches = self.whole().try_get_matches_from(words);
+        let refuse = |error| usage::refuse(&error, &format!("ferrotron {name}"));
+        matches.map_err(|error| options.name_sources(refuse(error)))
     }
 }
 
@@ -87,12 +95,4 @@ fn with_values_of_flags(command: clap::Command) -> clap::Command {
         });
         with_values_of_flags(subcommand)
     })
-}
-
-/// The first paragraph of what clap says.
-fn one_line(error: &clap::Error) -> String {
-    let text = error.to_string();
-    let lines = text.lines().take_while(|line| !line.is_empty()).map(str::trim);
-    let line = lines.collect::<Vec<_>>().join(" ");
-    line.strip_prefix("error: ").unwrap_or(&line).to_string()
 }

@@ -19,7 +19,7 @@ use super::run_samples::{
     BlendedInput, NamedSamples, OrderLength, RunInput, RunSamples, SampleScope,
 };
 use super::validation_sets::{
-    check_all_held_out, check_without_weights, names_of_files, none_held_out, warn_of_missing,
+    blends_of_losses, check_without_weights, names_of_files, warn_of_missing,
 };
 
 /// Opens the data that `source` names; `warn` is told of files that are left out.
@@ -75,18 +75,7 @@ pub fn open(
     };
     let dataset = sets.streams();
     let BlendedDataset { training, validation, test } = sets;
-    let validation = match (validation, several) {
-        (None, false) => Vec::new(),
-        (None, true) => return Err(none_held_out()),
-        (Some(blend), false) => {
-            warn_of_missing(config, &blend, "validation", &warn);
-            vec![(None, blend)]
-        }
-        (Some(blend), true) => {
-            check_all_held_out(config, &blend)?;
-            blend.named_sets()?.into_iter().map(|(name, set)| (Some(name), set)).collect()
-        }
-    };
+    let validation = blends_of_losses(config, validation, several, &warn)?;
     test.iter().for_each(|blend| warn_of_missing(config, blend, "testing", &warn));
     let (mut packed, mut megatron_seed) = (None, None);
     let (train, order_crc32): (Arc<dyn Samples>, _) =

@@ -30,6 +30,7 @@ mod run_tokenizer;
 mod sample;
 mod tasks;
 mod terminal;
+mod usage;
 mod validation_sets;
 
 pub use output::failed;
@@ -108,13 +109,14 @@ enum Command {
 pub fn run(arguments: Vec<OsString>) -> Result<ExitCode> {
     args::run::program_start();
     let definition = Definition::new(Cli::command());
+    let refuse = |error| usage::refuse(&error, &definition.command_in(&arguments));
     // What is missing or in conflict may be decided by a file or a checkpoint.
-    let typed = definition.lenient().try_get_matches_from(&arguments).unwrap_or_else(|error| {
+    let typed = definition.lenient().try_get_matches_from(&arguments).map_err(|error| {
         if error.kind() == ParseErrorKind::DisplayHelp {
             definition.whole().get_matches_from(&arguments);
         }
-        error.exit()
-    });
+        refuse(error)
+    })?;
     let Some((name, typed)) = typed.subcommand() else { unreachable!("clap asks for one") };
     let subcommand = definition.subcommand(name);
     let mut options = Options::from_matches(&subcommand, typed, &Source::Typed)?;
@@ -124,10 +126,13 @@ pub fn run(arguments: Vec<OsString>) -> Result<ExitCode> {
     // No file can state an option without a name.
     let matches =
         match subcommand.has_subcommands() || subcommand.get_positionals().next().is_some() {
-            true => definition.whole().get_matches_from(&arguments),
+            true => {
+                let matches = definition.whole().try_get_matches_from(&arguments);
+                matches.map_err(refuse)?
+            }
             false => definition.parse(name, &options)?,
         };
-    let command = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit()).command;
+    let command = Cli::from_arg_matches(&matches).map_err(refuse)?.command;
     let ended = match command {
         Command::Train(args) => return commands::train::train(&args, options, &definition),
         Command::Memory(args) => return commands::memory::memory(&args, options, &definition),

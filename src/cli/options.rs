@@ -4,6 +4,7 @@
 //! first of these that states it decides. The merged options become words again, which clap parses like typed ones, so
 //! that names, values, defaults and conflicts are checked in one place.
 
+pub(super) mod absent;
 pub(super) mod config_file;
 pub(super) mod imported;
 pub(super) mod merged;

@@ -32,6 +32,8 @@ pub fn plan<M: TrainedModel>(
     let trainer = TrainerConfig { execution, saves, keep_in_fp32, ..trainer };
     trainer.check_execution(world)?;
     trainer.check_bad_steps()?;
+    trainer.check_async()?;
+    trainer.check_unflushed()?;
     let sequence_parallel = args.parallel.sequence();
     let seq_length = args.model.seq_length()?;
     for microbatches in trainer.batch_size.all_microbatches() {

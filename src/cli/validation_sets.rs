@@ -7,8 +7,33 @@ use std::path::{Path, PathBuf};
 /// The option that asks for a loss of each set.
 pub const SEVERAL: &str = "--multiple-validation-sets";
 
+/// The blends for validation by the losses that a run reports: one for all sets without a name or, if `several`, each set
+/// by itself with its name. Tells `warn` of the sets that go without.
+///
+/// # Errors
+/// With `several`: no validation sets; a set of which `--split` holds nothing out.
+pub fn blends_of_losses(
+    config: &BlendConfig,
+    validation: Option<Blend>,
+    several: bool,
+    warn: impl Fn(&str),
+) -> Result<Vec<(Option<String>, Blend)>> {
+    match (validation, several) {
+        (None, false) => Ok(Vec::new()),
+        (None, true) => Err(none_held_out()),
+        (Some(blend), false) => {
+            warn_of_missing(config, &blend, "validation", warn);
+            Ok(vec![(None, blend)])
+        }
+        (Some(blend), true) => {
+            check_all_held_out(config, &blend)?;
+            Ok(blend.named_sets()?.into_iter().map(|(name, set)| (Some(name), set)).collect())
+        }
+    }
+}
+
 /// The error of a run without validation sets.
-pub fn none_held_out() -> Error {
+fn none_held_out() -> Error {
     let message = "needs sets for validation: name them by --valid-data-path, or by --valid-data beside --data, or hold \
                    parts of --data-path out by --split";
     Error::config(SEVERAL, message)
@@ -39,7 +64,7 @@ pub fn quoted(names: &[String]) -> String {
 }
 
 /// Errors for sets of which `--split` holds nothing out for validation, as `blend` has none of them.
-pub fn check_all_held_out(config: &BlendConfig, blend: &Blend) -> Result<()> {
+fn check_all_held_out(config: &BlendConfig, blend: &Blend) -> Result<()> {
     let missing = not_held_out(config, blend);
     if missing.is_empty() {
         return Ok(());

@@ -303,8 +303,9 @@ fn options_of_megatron_train_and_are_remembered_as_ours() {
     let trace = std::fs::read_to_string(path.join("trace.json")).unwrap();
     assert!(trace.contains("step 4") || trace.contains("\"step\":4"), "{}", &trace[..400]);
     for (more, part) in [
-        (&["--split", "0.1"][..], "--split: takes proportions"),
+        (&["--split", "0.1"][..], "--split: 0.1 alone is a proportion"),
         (&["--split", "0.1"], "--valid-fraction 0.1"),
+        (&["--split", "0"], "--split: 0,0,0 are no proportions"),
         (&["--split", "1,2,3,4"], "got 4 of them"),
         (&["--split", "0,1,1"], "--split: 0,1,1 are no proportions"),
         (&["--valid-fraction", "1"], "--valid-fraction: 1 is not the fraction"),

@@ -44,3 +44,16 @@ fn a_profile_is_a_table_or_part_of_the_json() {
     let plain = succeeded(ferrotron(folder.path(), &BENCH[..BENCH.len() - 1]));
     assert!(!plain.contains("profile"), "{plain}");
 }
+
+/// Products in another order of sums have other bits, but the losses are close.
+#[test]
+fn a_lesser_instruction_set_computes_the_same() {
+    let folder = tempfile::tempdir().unwrap();
+    let loss = |limit: &[&str]| {
+        let line = succeeded(ferrotron(folder.path(), &[BENCH, &["--json"], limit].concat()));
+        let report: serde_json::Value = serde_json::from_str(&line).unwrap();
+        report["last_loss"].as_f64().unwrap()
+    };
+    let (best, portable) = (loss(&[]), loss(&["--instruction-set", "Portable"]));
+    assert!((best - portable).abs() < 1e-5, "{best}, {portable}");
+}

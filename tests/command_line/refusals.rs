@@ -179,6 +179,11 @@ fn bad_input_gets_one_clear_line() {
         (&["generate", "--load", "run", "--prompt", "\u{2603}"], 1, &["\u{2603}"]),
         (&["export", "--load", "broken", "--output", "out"], 1, &["broken"]),
         (&["bench", "--steps", "0"], 2, &["--steps"]),
+        (
+            &["bench", "--instruction-set", "sse9"],
+            2,
+            &["--instruction-set", "sse9 is not one of this processor's: portable"],
+        ),
         (&["bench", "--profile", "--device", "cuda"], 2, &["--profile", "--device cpu"]),
         (
             &["train", "--memory-limit", "12MB"],
@@ -195,6 +200,8 @@ fn bad_input_gets_one_clear_line() {
             2,
             &["multiple", "7", "4"],
         ),
+        (&["schedule", "--pipeline-schedule", "pipedream", "--microbatches", "2"], 2, &["got 2"]),
+        (&["schedule", "--steps", "2"], 2, &["1f1b is empty after each step"]),
         (&["schedule", "--stages", "0"], 2, &["stages", "0"]),
         (&["schedule", "--stages", "2000000", "--microbatches", "2000000"], 2, &["2000000"]),
         (&["schedule", "--tf", "-1"], 2, &["forward", "-1"]),
@@ -210,7 +217,12 @@ fn bad_input_gets_one_clear_line() {
         for name in *named {
             assert!(message.contains(name), "{arguments:?} does not name {name}: {message}");
         }
-        // Usage errors of the parser come with a hint; our own are one line.
-        assert!(message.lines().count() <= 6, "{arguments:?}: {message}");
+        // What a run has told before its error stands in front of it.
+        let is_error = |line: &str| line.starts_with("ferrotron: ");
+        assert_eq!(
+            message.lines().position(is_error),
+            Some(message.lines().count() - 1),
+            "{message}"
+        );
     }
 }

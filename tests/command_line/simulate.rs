@@ -93,6 +93,24 @@ fn a_step_is_predicted_with_its_parts() {
     assert!(!refused.status.success());
 }
 
+/// Products take longer beside collectives, and so do the kernels of the table.
+#[test]
+fn the_times_of_kernels_add_up_to_those_of_the_step() {
+    let folder = folder_with_text();
+    for layout in ["--tensor-model-parallel-size 2", "--zero-stage 3"] {
+        let layout: Vec<&str> = layout.split(' ').collect();
+        let words = ["simulate", "--cluster", "dgx-a100-80", "--json", "--by-kernel", "--bf16"];
+        let words = [&words, PLANNED_MODEL, &layout].concat();
+        let found: Value =
+            serde_json::from_str(&succeeded(ferrotron(folder.path(), &words))).unwrap();
+        let computing = found["computing_s"].as_object().unwrap().values();
+        let computing: f64 = computing.map(|part| part.as_f64().unwrap()).sum();
+        let kernels = found["kernels"].as_array().unwrap().iter();
+        let kernels: f64 = kernels.map(|kernel| 1e-3 * kernel["ms"].as_f64().unwrap()).sum();
+        assert!((kernels / computing - 1.0).abs() < 1e-9, "{kernels} {computing}");
+    }
+}
+
 #[test]
 fn a_checkpoint_has_the_options_of_its_run() {
     let folder = folder_with_text();
@@ -171,6 +189,7 @@ fn bad_requests_get_one_line() {
         (["--cluster", "v100-32-jz"], "gpu.peak_tflops.bf16 is missing"),
         (["--nproc", "9"], "--nproc: 9 ranks"),
         (["--train-tokens", "0"], "--train-tokens"),
+        (["--local-sgd-steps", "8"], "--local-sgd-steps: 8, but the weights"),
         (["--tensor-model-parallel-size", "3"], "tensor-model-parallel-size 3"),
     ] {
         let output = ferrotron(folder.path(), &simulated(&more));
@@ -253,4 +272,38 @@ fn a_calibrated_machine_is_a_cluster() {
         let message = String::from_utf8_lossy(&refused.stderr).into_owned();
         assert!(!refused.status.success() && message.contains(part), "{message}");
     }
+}
+
+/// Steps follow one another without the bubble of each, so a step is faster, and a stage holds more versions of weights.
+#[test]
+fn a_pipeline_without_a_flush_is_predicted_by_all_its_steps() {
+    let folder = folder_with_text();
+    let sizes = "--micro-batch-size 2 --global-batch-size 16 --pipeline-model-parallel-size 2 --clip-grad 0 --bf16 \
+                 --untie-embeddings-and-output-weights --json --pipeline-schedule";
+    let run = |schedule: &[&str]| -> Value {
+        let words = ["simulate", "--cluster", "h100", "--nodes", "2"];
+        let sizes: Vec<&str> = sizes.split_whitespace().collect();
+        let line = [&words, PLANNED_MODEL, &sizes, schedule].concat();
+        serde_json::from_str(&succeeded(ferrotron(folder.path(), &line))).unwrap()
+    };
+    let (flushed, stashing) = (run(&["1f1b"]), run(&["pipedream"]));
+    let number = |report: &Value, key: &str| report[key].as_f64().unwrap();
+    assert_eq!(flushed["tokens"], stashing["tokens"]);
+    // One micro-batch on two stages: the bubble is as long as the work, without the sums of gradients.
+    assert!(number(&flushed, "bubble") > 0.4, "{flushed}");
+    assert!(number(&stashing, "bubble") < 0.2 * number(&flushed, "bubble"), "{stashing}");
+    assert!(number(&stashing, "s_per_step") < 0.8 * number(&flushed, "s_per_step"), "{stashing}");
+    let weights = |report: &Value, stage: usize| report["stages"][stage]["weights_bytes"].as_u64();
+    assert_eq!(weights(&stashing, 0), weights(&flushed, 0).map(|one| 2 * one));
+    assert_eq!(weights(&stashing, 1), weights(&flushed, 1));
+    // Its parts are those of one step, whatever the number of steps until the pipeline is drained.
+    let parts = |report: &Value| -> f64 {
+        let of = |key: &str| -> f64 {
+            report[key].as_object().unwrap().values().map(|part| part.as_f64().unwrap()).sum()
+        };
+        of("computing_s") + of("exposed_communication_s") + number(report, "bubble_s")
+    };
+    assert!((parts(&stashing) / number(&stashing, "s_per_step") - 1.0).abs() < 1e-9, "{stashing}");
+    let often = run(&["pipedream", "--pipeline-drain-interval", "2"]);
+    assert!(number(&often, "s_per_step") > number(&stashing, "s_per_step"), "{often}");
 }

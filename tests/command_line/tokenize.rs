@@ -201,6 +201,64 @@ fn memory_does_not_grow_with_the_input_or_its_documents() {
     }
 }
 
+/// The bounds that docs/data.md states for tokenizers whose crate encodes a stretch as a whole, in bytes for each of its bytes.
+#[cfg(target_os = "linux")]
+#[test]
+fn memory_of_other_tokenizers_is_bounded_by_the_longest_word() {
+    use serde_json::json;
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path();
+    let letters: Vec<String> = ('a'..='z').map(String::from).collect();
+    let merged: Vec<String> =
+        letters.iter().zip(&letters[1..]).map(|(a, b)| format!("{a}{b}")).collect();
+    let words = |first: &[&str]| -> Vec<String> {
+        first
+            .iter()
+            .map(|word| word.to_string())
+            .chain(letters.clone())
+            .chain(merged.clone())
+            .collect()
+    };
+    let scores: Vec<_> =
+        words(&["<unk>", "\u{2581}"]).into_iter().map(|word| json!([word, -2.0])).collect();
+    let ids = |words: Vec<String>| -> serde_json::Map<String, serde_json::Value> {
+        words.into_iter().enumerate().map(|(id, word)| (word, id.into())).collect()
+    };
+    let file = |model: serde_json::Value, pre_tokenizer: serde_json::Value| {
+        json!({
+            "version": "1.0", "truncation": null, "padding": null, "added_tokens": [], "normalizer": null,
+            "pre_tokenizer": pre_tokenizer, "post_processor": null, "decoder": null, "model": model
+        })
+    };
+    let unigrams =
+        json!({ "type": "Unigram", "unk_id": 0, "vocab": scores, "byte_fallback": false });
+    let word_pieces = json!({
+        "type": "WordPiece", "unk_token": "[UNK]", "continuing_subword_prefix": "##",
+        "max_input_chars_per_word": 100, "vocab": ids(words(&["[UNK]", ".", "!"]))
+    });
+    let word_pieces = file(word_pieces, json!({ "type": "BertPreTokenizer" }));
+    let metaspace = json!({ "type": "Metaspace", "replacement": "\u{2581}", "prepend_scheme": "always", "split": true });
+    let bytes = 1 << 20;
+    for (name, part) in [("marks", "a.b!"), ("signs", "a\u{2192}")] {
+        let line = json!({ "text": part.repeat(bytes / 4) });
+        std::fs::write(path.join(format!("{name}.jsonl")), line.to_string()).unwrap();
+    }
+    write_long_words(&path.join("word.jsonl"), bytes, 1);
+    std::fs::write(path.join("small.jsonl"), "{\"text\": \"a\"}").unwrap();
+    for (name, tokenizer, input, most) in [
+        ("unigrams.json", file(unigrams, metaspace), "word.jsonl", 150),
+        ("word-pieces.json", word_pieces.clone(), "marks.jsonl", 20),
+        ("word-pieces.json", word_pieces, "signs.jsonl", 45),
+    ] {
+        std::fs::write(path.join(name), tokenizer.to_string()).unwrap();
+        let peak =
+            |input: &str| peak(path, &format!("--input {input} --workers 1 --tokenizer {name}"));
+        let (small, large) = (peak("small.jsonl"), peak(input));
+        let added = (large.saturating_sub(small)) / bytes as u64;
+        assert!(added <= most, "{name}, {input}: {added} bytes for each byte");
+    }
+}
+
 #[test]
 fn mistakes_are_one_line() {
     let folder = tempfile::tempdir().unwrap();

@@ -4,10 +4,12 @@
 #![cfg(target_os = "linux")]
 
 mod agreement;
+mod asynchronous;
 mod killed_or_stopped;
 mod local_steps;
 mod trace;
 mod two_jobs;
+mod unflushed;
 
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
@@ -235,6 +237,46 @@ fn what_is_refused_is_refused_once_before_anything_starts() {
             "--nproc 2 --local-sgd-steps 8 --eval-interval 0 --train-iters 12",
             &["train-iters 12", "take 8 or 16"],
         ),
+        ("--nproc 2 --max-staleness 2", &["--max-staleness", "needs --async-data-parallel"]),
+        ("--nproc 2 --drain-interval 2", &["--drain-interval", "needs --async-data-parallel"]),
+        ("--nproc 2 --async-data-parallel --drain-interval 0", &["--drain-interval", "got 0"]),
+        (
+            "--nproc 2 --async-data-parallel --max-staleness 9 --drain-interval 9",
+            &["--max-staleness 9", "--drain-interval 9", "below"],
+        ),
+        ("--nproc 2 --async-data-parallel", &["eval-interval 3", "drain-interval 10", "take 10"]),
+        (
+            "--nproc 2 --async-data-parallel --tensor-model-parallel-size 2",
+            &["--async-data-parallel", "--tensor-model-parallel-size 2", "--max-staleness 0"],
+        ),
+        (
+            "--nproc 2 --async-data-parallel --pipeline-model-parallel-size 2",
+            &["--async-data-parallel", "--pipeline-model-parallel-size 2", "--max-staleness 0"],
+        ),
+        (
+            "--nproc 2 --async-data-parallel --context-parallel-size 2",
+            &["--async-data-parallel", "--context-parallel-size 2", "--max-staleness 0"],
+        ),
+        (
+            "--nproc 2 --async-data-parallel --zero-stage 1",
+            &["--async-data-parallel", "--zero-stage 1", "use --zero-stage 0"],
+        ),
+        (
+            "--nproc 2 --async-data-parallel --local-sgd-steps 3",
+            &[
+                "--async-data-parallel",
+                "--local-sgd-steps 3",
+                "use --local-sgd-steps 1, or --async-data-parallel=false",
+            ],
+        ),
+        (
+            "--nproc 2 --async-data-parallel --fp16",
+            &["--async-data-parallel", "dynamic loss scale", "--loss-scale"],
+        ),
+        (
+            "--nproc 2 --async-data-parallel --on-bad-step skip",
+            &["--async-data-parallel", "--on-bad-step skip", "--on-bad-step stop"],
+        ),
     ] {
         let output = finished(command(path, &format!("{MODEL} --save refused {options}")));
         let (_, message) = texts(&output);
@@ -288,7 +330,8 @@ fn under(tool: &Path, words: &str, name: &str, layout: &str) {
 /// A free port before another one, both below those that the system gives to connections. No other call has them.
 fn port() -> u16 {
     static NEXT: AtomicU16 = AtomicU16::new(0);
-    let base = 10_000 + (std::process::id() % 100) as u16 * 200;
+    // Below the ports that jobs derive from their ids.
+    let base = 10_000 + (std::process::id() % 40) as u16 * 200;
     let is_free = |port| TcpListener::bind(("127.0.0.1", port)).is_ok();
     loop {
         let port = base + NEXT.fetch_add(2, Ordering::Relaxed) % 2000;

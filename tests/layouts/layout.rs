@@ -85,6 +85,7 @@ impl Layout {
     pub fn parallel(&self) -> ParallelConfig {
         ParallelConfig {
             pipeline_schedule: self.schedule,
+            drain_interval: 1,
             chunks: self.chunks,
             data_parallel: DataParallelConfig {
                 sharding: self.sharding,
@@ -128,7 +129,8 @@ impl Layout {
 
     /// The value of each axis, as a number.
     fn values(&self) -> [usize; 11] {
-        let schedule = ScheduleKind::ALL.iter().position(|&kind| kind == self.schedule).unwrap();
+        let schedule =
+            ScheduleKind::FLUSHED.iter().position(|&kind| kind == self.schedule).unwrap();
         let recompute = RECOMPUTE.iter().position(|&value| value == self.recompute).unwrap();
         [
             self.tp,
@@ -180,7 +182,7 @@ pub fn all(model: impl Into<ModelSizes>) -> Vec<Layout> {
             for dp in [1, 2, 3, 4] {
                 for pp in [1, 2, 3, 4] {
                     for sp in [false, true] {
-                        for schedule in ScheduleKind::ALL {
+                        for schedule in ScheduleKind::FLUSHED {
                             for chunks in [1, 2] {
                                 for micro in [1, 2, 3] {
                                     for sharding in Sharding::ALL {

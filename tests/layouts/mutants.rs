@@ -7,7 +7,7 @@
 //! in one buffer, are told apart. The single numbers that make up scales (valid tokens, the norm) are left out, and
 //! once are 1 whatever the ranks have.
 
-use ferrotron::parallel::collective::{Call, Collective, CommVolume, Memory, Op, Work};
+use ferrotron::parallel::collective::{Call, Collective, CommVolume, Memory, Op, Reduction, Work};
 use ferrotron::tensor::Result;
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -52,27 +52,37 @@ pub enum Fault {
 }
 
 impl Fault {
-    /// The faults of a call of `len` elements.
-    fn all(len: usize) -> [Fault; 2] {
-        match len {
-            1 => [Fault::LeftOut, Fault::One],
-            _ => [Fault::HalfLeftOut(0), Fault::HalfLeftOut(1)],
+    /// The faults of a call of `len` elements. The largest of some flags may be 1 anyway.
+    fn all(len: usize, is_largest: bool) -> Vec<Fault> {
+        match (len, is_largest) {
+            (1, true) => vec![Fault::LeftOut],
+            (1, false) => vec![Fault::LeftOut, Fault::One],
+            _ => vec![Fault::HalfLeftOut(0), Fault::HalfLeftOut(1)],
         }
     }
 }
 
-/// The reductions that were called, with the layouts in which they were and most elements.
+/// The calls of a reduction: their layouts, most elements, and whether they find the largest.
 #[derive(Default)]
-pub struct Sites(Mutex<BTreeMap<Site, (Vec<Layout>, usize)>>);
+struct Calls {
+    layouts: Vec<Layout>,
+    len: usize,
+    is_largest: bool,
+}
+
+/// The reductions that were called.
+#[derive(Default)]
+pub struct Sites(Mutex<BTreeMap<Site, Calls>>);
 
 impl Sites {
     pub fn note(&self, group: &str, call: &Call, layout: &Layout) {
         if matches!(call.op, Op::AllReduce(_) | Op::ReduceScatter(_) | Op::Reduce { .. }) {
             let mut sites = self.0.lock().unwrap();
-            let (layouts, len) = sites.entry(Site::from_call(group, call)).or_default();
-            *len = call.len.max(*len);
-            if !layouts.contains(layout) {
-                layouts.push(*layout);
+            let calls = sites.entry(Site::from_call(group, call)).or_default();
+            calls.len = call.len.max(calls.len);
+            calls.is_largest = call.op == Op::AllReduce(Reduction::Max);
+            if !calls.layouts.contains(layout) {
+                calls.layouts.push(*layout);
             }
         }
     }
@@ -80,8 +90,9 @@ impl Sites {
     /// Every fault of every site, with the layouts in which it is called.
     pub fn into_mutants(self) -> Vec<(Site, Fault, Vec<Layout>)> {
         let sites = self.0.into_inner().unwrap().into_iter();
-        let faults = |(site, (layouts, len)): (Site, (Vec<Layout>, usize))| {
-            Fault::all(len).map(|fault| (site.clone(), fault, layouts.clone()))
+        let faults = |(site, calls): (Site, Calls)| {
+            let all = Fault::all(calls.len, calls.is_largest).into_iter();
+            all.map(move |fault| (site.clone(), fault, calls.layouts.clone()))
         };
         sites.flat_map(faults).collect()
     }

@@ -91,16 +91,23 @@ pub struct Found {
 }
 
 impl Found {
-    /// All but the biases of the keys, which nothing depends on. Adding to all keys of a head adds to all scores of a
-    /// query, and its softmax is the same (Namazifar et al., arXiv 2302.08626). Their gradients are rounding errors,
-    /// and Adafactor makes steps of full size from them.
+    /// All but the biases of the keys: see [`drop_key_biases`].
     pub fn without_key_biases(mut self, model: impl Into<ModelSizes>) -> Found {
-        let [queries, keys, _] = model.into().attention.packed_widths();
+        let model = model.into();
         for tensors in [&mut self.gradients, &mut self.weights] {
-            let biases = tensors.iter_mut().filter(|(name, _)| name.ends_with("attn.qkv.bias"));
-            biases.for_each(|(_, bias)| drop(bias.drain(queries..queries + keys)));
+            tensors.iter_mut().for_each(|(name, values)| drop_key_biases(name, values, &model));
         }
         self
+    }
+}
+
+/// Removes the biases of the keys, which nothing depends on. Adding to all keys of a head adds to all scores of a query,
+/// and its softmax is the same (Namazifar et al., arXiv 2302.08626). Their gradients are rounding errors, and optimizers
+/// that divide by the size of gradients make steps of some size from them.
+pub fn drop_key_biases(name: &str, values: &mut Vec<f64>, model: &ModelSizes) {
+    if name.ends_with("attn.qkv.bias") {
+        let [queries, keys, _] = model.attention.packed_widths();
+        values.drain(queries..queries + keys);
     }
 }
 

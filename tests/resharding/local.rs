@@ -1,4 +1,5 @@
-//! Local SGD: replicas take steps of their own, and a checkpoint is of all of them only when they agree.
+//! Local SGD: replicas take steps of their own, and a checkpoint is of all of them only when they agree. So it is with
+//! updates that ranks do not wait for.
 
 use ferrotron::models::checkpoint::Retention;
 use ferrotron::models::data::{Dataset, Split};
@@ -10,6 +11,7 @@ use ferrotron::models::tokenizer::Tokenizer;
 use ferrotron::models::trainer::Trainer;
 use ferrotron::nn::{Scope, Sharding};
 use ferrotron::parallel::collective::{WorldConfig, run_threads};
+use ferrotron::parallel::data_parallel::AsyncUpdates;
 use ferrotron::parallel::mesh::{self, Mesh};
 use ferrotron::parallel::tensor_parallel::SequenceParallel;
 use ferrotron::tensor::{DType, Device, Result};
@@ -78,10 +80,13 @@ fn a_run_is_saved_when_replicas_agree_or_refused() -> Result<()> {
     let tokenizer = Tokenizer::char("abcdefghijklm")?;
     let dataset = Dataset::from_text(&"abcdefghijklm".repeat(40), &tokenizer, Split::default())?;
     let local = Layout { synchronize_every: 4, ..Layout::SERIAL };
-    let train = |save_interval: u64, train_iters: u64, ends: bool| -> Result<(StopReason, u64)> {
+    let updates = AsyncUpdates { max_staleness: 1, drain_interval: 4 };
+    let stale = Layout { async_updates: Some(updates), ..Layout::SERIAL };
+    let train = |layout: &Layout, save_interval: u64, train_iters: u64, ends: bool| {
         let scope = Scope::new(&Device::cpu(1)?, DType::F32, 1);
-        let mut trainer = Trainer::<Gpt>::new(&scope, &tied(), trainer_config(&local)?)?;
-        let folder = folder.path().join(format!("{save_interval}-{train_iters}"));
+        let mut trainer = Trainer::<Gpt>::new(&scope, &tied(), trainer_config(layout)?)?;
+        let every = layout.synchronize_every;
+        let folder = folder.path().join(format!("{every}-{save_interval}-{train_iters}"));
         let config = RunConfig {
             loaded: None,
             metrics: folder.join("metrics.jsonl"),
@@ -107,17 +112,19 @@ fn a_run_is_saved_when_replicas_agree_or_refused() -> Result<()> {
         let mut watch = Watch { ends, stop: stop.clone() };
         let ended =
             run::run(&mut trainer, &samples.run_data(&tokenizer), &config, &stop, &mut watch)?;
-        Ok((ended.stop_reason, trainer.progress().step))
+        Result::<(StopReason, u64)>::Ok((ended.stop_reason, trainer.progress().step))
     };
-    for (save_interval, train_iters, part) in
-        [(6, 8, "save-interval 6 is not"), (4, 10, "train-iters 10 is not")]
-    {
-        let error = train(save_interval, train_iters, false).unwrap_err().to_string();
-        assert!(error.contains(part) && error.contains("local-sgd-steps 4"), "{error}");
+    for (layout, option) in [(local, "local-sgd-steps 4"), (stale, "drain-interval 4")] {
+        for (save_interval, train_iters, part) in
+            [(6, 8, "save-interval 6 is not"), (4, 10, "train-iters 10 is not")]
+        {
+            let error = train(&layout, save_interval, train_iters, false).unwrap_err().to_string();
+            assert!(error.contains(part) && error.contains(option), "{error}");
+        }
+        assert_eq!(train(&layout, 4, 8, false)?, (StopReason::Finished, 8));
+        // The request comes during the first step; the fourth is the next that can be saved.
+        assert_eq!(train(&layout, 8, 16, true)?, (StopReason::Stopped, 4));
     }
-    assert_eq!(train(4, 8, false)?, (StopReason::Finished, 8));
-    // The request comes during the first step; the fourth is the next that can be saved.
-    assert_eq!(train(8, 16, true)?, (StopReason::Stopped, 4));
     Ok(())
 }
 

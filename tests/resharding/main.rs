@@ -22,6 +22,7 @@ mod samples;
 #[path = "../common/tensors.rs"]
 mod tensors;
 mod train;
+mod unflushed;
 
 use ferrotron::models::gpt::GptConfig;
 use ferrotron::models::trainer::PrecisionConfig;
@@ -364,8 +365,7 @@ fn another_vocabulary_is_refused() -> Result<()> {
     let save = Some(folder.path());
     run(&Task { steps: 1, save, ..task(&padded, Layout::model(2, 1)) })?;
     let error = run(&Task { load: save, ..task(&tied(), Layout::model(2, 1)) }).unwrap_err();
-    let error = error.to_string();
-    assert!(error.contains("vocab_size 16 there, 13 here"), "{error}");
+    assert!(error.to_string().contains("vocab_size 16 there, 13 here"), "{error}");
     Ok(())
 }
 

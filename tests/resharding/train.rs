@@ -9,7 +9,7 @@ use ferrotron::models::trainer::{ParallelConfig, PrecisionConfig, Trainer, Train
 use ferrotron::nn::schedule::LrSchedule;
 use ferrotron::nn::{OptimizerConfig, ParamPatterns, Scope, Sharding};
 use ferrotron::parallel::collective::{WorldConfig, run_threads};
-use ferrotron::parallel::data_parallel::DataParallelConfig;
+use ferrotron::parallel::data_parallel::{AsyncUpdates, DataParallelConfig};
 use ferrotron::parallel::mesh::{self, Mesh};
 use ferrotron::parallel::pipeline::ScheduleKind;
 use ferrotron::parallel::tensor_parallel::SequenceParallel;
@@ -37,6 +37,7 @@ pub struct Layout {
     pub chunks: usize,
     pub sharding: Sharding,
     pub synchronize_every: usize,
+    pub async_updates: Option<AsyncUpdates>,
 }
 
 impl Layout {
@@ -50,6 +51,7 @@ impl Layout {
         chunks: 1,
         sharding: Sharding::None,
         synchronize_every: 1,
+        async_updates: None,
     };
 
     pub fn model(tp: usize, pp: usize) -> Layout {
@@ -80,6 +82,7 @@ impl Layout {
                 // Several buckets, which no parameter fills exactly.
                 bucket_numel: Some(700),
                 synchronize_every: self.synchronize_every,
+                async_updates: self.async_updates,
                 ..DataParallelConfig::default()
             },
             ..ParallelConfig::default()

@@ -71,7 +71,9 @@ impl Leaf {
 
     /// Errors if the leaf has an owner ([`Leaf::set_reduction`]), or had one that has taken shards of its value along.
     pub fn check_unowned(&self) -> Result<()> {
-        self.set_reduction(|| Ok(()))?;
+        if self.0.reduction.is_set() {
+            return Err(self.owned());
+        }
         self.0.fetch_value.call(self.name())
     }
 
@@ -83,14 +85,16 @@ impl Leaf {
         &self,
         reduce: impl Fn() -> Result<()> + Send + Sync + 'static,
     ) -> Result<Arc<GradientReduction>> {
-        self.0.reduction.set(reduce).ok_or_else(|| {
-            let message = format!(
-                "'{}' belongs to a DataParallel or Trainer that still exists: drop that one first \
-                 (`DataParallel::unshard` keeps sharded weights)",
-                self.name()
-            );
-            Error::config("leaf", message)
-        })
+        self.0.reduction.set(reduce).ok_or_else(|| self.owned())
+    }
+
+    fn owned(&self) -> Error {
+        let message = format!(
+            "'{}' belongs to a DataParallel or Trainer that still exists: drop that one first (`DataParallel::unshard` \
+             keeps sharded weights)",
+            self.name()
+        );
+        Error::config("leaf", message)
     }
 
     /// Errors if the value is fetched before each use ([`Leaf::set_unshard_hook`]), so that a change of it would be lost.

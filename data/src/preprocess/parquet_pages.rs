@@ -7,8 +7,9 @@
 use parquet::basic::Encoding;
 use parquet::column::page::{Page, PageMetadata, PageReader};
 use parquet::errors::{ParquetError, Result};
-use ruzstd::decoding::FrameDecoder;
+use ruzstd::decoding::{BlockDecodingStrategy::UptoBytes, FrameDecoder};
 use std::collections::BTreeMap;
+use std::fmt::Display;
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Seek, SeekFrom, Take};
 use std::path::Path;
@@ -19,7 +20,6 @@ const DEPTH: usize = 8;
 /// The pages of one column chunk.
 pub struct ZstdPages {
     file: Take<BufReader<File>>,
-    decoder: FrameDecoder,
     /// The header that was read ahead of its body.
     header: Option<PageHeader>,
 }
@@ -46,7 +46,7 @@ impl ZstdPages {
     pub fn open(path: &Path, (start, length): (u64, u64)) -> Result<ZstdPages> {
         let mut file = BufReader::with_capacity(1 << 16, File::open(path)?);
         file.seek(SeekFrom::Start(start))?;
-        Ok(ZstdPages { file: file.take(length), decoder: FrameDecoder::new(), header: None })
+        Ok(ZstdPages { file: file.take(length), header: None })
     }
 
     /// Reads the next header, if there is one and it was not read before.
@@ -67,19 +67,35 @@ impl ZstdPages {
         plain: usize,
         is_compressed: bool,
     ) -> Result<Vec<u8>> {
-        let mut body = Vec::new();
-        (&mut self.file).take(header.compressed as u64).read_to_end(&mut body)?;
-        if body.len() < header.compressed || plain > body.len().min(header.uncompressed) {
-            return Err(damaged("a page ends too early"));
+        let early = || damaged("a page ends too early");
+        if plain > header.compressed.min(header.uncompressed) {
+            return Err(early());
         }
+        let mut body = (&mut self.file).take(header.compressed as u64);
         if !is_compressed || header.compressed == plain {
-            return Ok(body);
+            let mut whole = Vec::new();
+            body.read_to_end(&mut whole)?;
+            return if whole.len() < header.compressed { Err(early()) } else { Ok(whole) };
         }
         let mut whole = vec![0; header.uncompressed];
-        whole[..plain].copy_from_slice(&body[..plain]);
-        let decoded = self.decoder.decode_all(&body[plain..], &mut whole[plain..]);
-        let decoded = decoded.map_err(|error| damaged(&error.to_string()))?;
-        match plain + decoded == header.uncompressed {
+        body.read_exact(&mut whole[..plain]).map_err(|_| early())?;
+        let (mut out, wrong) =
+            (&mut whole[plain..], |error: &dyn Display| damaged(&error.to_string()));
+        // Its window is as large as the page, and goes with it.
+        let mut decoder = FrameDecoder::new();
+        while body.limit() > 0 {
+            decoder.reset(&mut body).map_err(|error| wrong(&error))?;
+            while !decoder.is_finished() {
+                let decoded = decoder.decode_blocks(&mut body, UptoBytes(1 << 20));
+                decoded.map_err(|error| wrong(&error))?;
+                let read = decoder.read(out)?;
+                out = &mut out[read..];
+                if decoder.can_collect() > 0 {
+                    return Err(damaged("a page has more bytes than its header says"));
+                }
+            }
+        }
+        match out.is_empty() {
             true => Ok(whole),
             false => Err(damaged("a page has fewer bytes than its header says")),
         }

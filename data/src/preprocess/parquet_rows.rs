@@ -4,7 +4,8 @@ use super::config::{AREA, BATCH, MAX_DOCUMENT};
 use super::parquet_pages::ZstdPages;
 use super::quiet_panics::catch_quietly;
 use ferrotron_tensor::{Error, Result};
-use parquet::basic::{Compression, Type as PhysicalType};
+use parquet::basic::{Compression, Encoding, Type as PhysicalType};
+use parquet::column::page::{Page, PageMetadata, PageReader};
 use parquet::column::reader::{ColumnReaderImpl, get_column_reader, get_typed_column_reader};
 use parquet::data_type::{ByteArray, ByteArrayType};
 use parquet::errors::{ParquetError, Result as ParquetResult};
@@ -24,8 +25,6 @@ pub struct ParquetRows {
     path: PathBuf,
     /// The places of the columns.
     columns: Vec<usize>,
-    /// The definition level of a value that is there, for each column.
-    present: Vec<i16>,
     /// The row group at hand, its columns, and its rows that are left.
     group: usize,
     readers: Vec<ColumnReaderImpl<ByteArrayType>>,
@@ -44,7 +43,7 @@ impl ParquetRows {
         let file = File::open(path).map_err(ParquetError::from).and_then(SerializedFileReader::new);
         let file = file.map_err(|error| unreadable(name, &error))?;
         let schema = file.metadata().file_metadata().schema_descr();
-        let (mut columns, mut present) = (Vec::new(), Vec::new());
+        let mut columns = Vec::new();
         for key in keys {
             let found = schema.columns().iter().position(|column| column.path().string() == *key);
             let Some(column) = found else {
@@ -67,7 +66,6 @@ impl ParquetRows {
                 );
                 return Err(Error::config(AREA, message));
             }
-            present.push(described.max_def_level());
             columns.push(column);
         }
         check_compression(&file, &columns, name)?;
@@ -76,7 +74,6 @@ impl ParquetRows {
             file,
             path: path.to_path_buf(),
             columns,
-            present,
             group: 0,
             readers: Vec::new(),
             left: 0,
@@ -125,11 +122,9 @@ impl ParquetRows {
                 break;
             }
             let count = rows.min(self.left);
-            let readers = self.readers.iter_mut().zip(&self.present);
-            for ((reader, &present), column) in readers.zip(&mut columns) {
+            for (reader, column) in self.readers.iter_mut().zip(&mut columns) {
                 let before = column.len();
-                read_column(reader, present, count, column)
-                    .map_err(|error| unreadable(name, &error))?;
+                read_column(reader, count, column).map_err(|error| unreadable(name, &error))?;
                 let read = column[before..].iter().flatten().map(Vec::len);
                 bytes += read.clone().sum::<usize>();
                 if let Some(largest) = read.max().filter(|&largest| largest > MAX_DOCUMENT) {
@@ -153,13 +148,12 @@ impl ParquetRows {
         self.readers.clear();
         for &column in &self.columns {
             let chunk = group.metadata().column(column);
-            let reader = match chunk.compression() {
-                Compression::ZSTD(_) => {
-                    let pages = ZstdPages::open(&self.path, chunk.byte_range())?;
-                    get_column_reader(chunk.column_descr_ptr(), Box::new(pages))
-                }
-                _ => group.get_column_reader(column)?,
+            let pages: Box<dyn PageReader> = match chunk.compression() {
+                Compression::ZSTD(_) => Box::new(ZstdPages::open(&self.path, chunk.byte_range())?),
+                _ => group.get_column_page_reader(column)?,
             };
+            let pages = Box::new(OneLargePage { pages, is_held: false });
+            let reader = get_column_reader(chunk.column_descr_ptr(), pages);
             self.readers.push(get_typed_column_reader(reader));
         }
         self.left = group.metadata().num_rows().max(0) as usize;
@@ -191,30 +185,77 @@ impl ParquetRows {
     }
 }
 
-/// Appends `count` rows of a column.
+/// Appends `count` rows of a column, each copied before the next is read: a value of the column's reader keeps its page in
+/// memory.
 fn read_column(
     reader: &mut ColumnReaderImpl<ByteArrayType>,
-    present: i16,
     count: usize,
     column: &mut Vec<Option<Vec<u8>>>,
 ) -> ParquetResult<()> {
     let (mut levels, mut values) = (Vec::new(), Vec::<ByteArray>::new());
-    let mut left = count;
-    while left > 0 {
-        let (records, _, _) = reader.read_records(left, Some(&mut levels), None, &mut values)?;
-        if records == 0 {
+    for _ in 0..count {
+        levels.clear();
+        let mut read = || reader.read_records(1, Some(&mut levels), None, &mut values);
+        // The first call may end at the empty page behind a large one.
+        if read()?.0 == 0 && read()?.0 == 0 {
             return Err(ParquetError::General("fewer rows than the row group states".to_string()));
         }
-        left -= records;
-    }
-    // Columns that cannot be null have no levels.
-    let is_null = |row: usize| levels.get(row).is_some_and(|&level| level < present);
-    let mut values = values.into_iter();
-    for row in 0..count {
-        let value = if is_null(row) { None } else { values.next() };
-        column.push(value.map(|value| value.data().to_vec()));
+        // A row without a value is null.
+        column.push(values.pop().map(|value| value.data().to_vec()));
     }
     Ok(())
+}
+
+/// Pages of a column. Behind a large one comes an empty one: the column's reader lets go of a page when it gets the next,
+/// which would else be in memory as well.
+struct OneLargePage {
+    pages: Box<dyn PageReader>,
+    /// Whether the reader has a large page.
+    is_held: bool,
+}
+
+/// Bytes of a large page.
+const LARGE_PAGE: usize = 8 << 20;
+
+/// The empty list of levels in front of the values, which columns that cannot be null do not read.
+const NO_LEVELS: [u8; 4] = [0; 4];
+
+impl PageReader for OneLargePage {
+    fn get_next_page(&mut self) -> ParquetResult<Option<Page>> {
+        if std::mem::take(&mut self.is_held) {
+            return Ok(Some(Page::DataPage {
+                buf: NO_LEVELS.to_vec().into(),
+                num_values: 0,
+                encoding: Encoding::PLAIN,
+                def_level_encoding: Encoding::RLE,
+                rep_level_encoding: Encoding::RLE,
+                statistics: None,
+            }));
+        }
+        let page = self.pages.get_next_page()?;
+        self.is_held = page.as_ref().is_some_and(|page| {
+            page.is_data_page()
+                && page.encoding() == Encoding::PLAIN
+                && page.buffer().len() > LARGE_PAGE
+        });
+        Ok(page)
+    }
+
+    fn peek_next_page(&mut self) -> ParquetResult<Option<PageMetadata>> {
+        self.pages.peek_next_page()
+    }
+
+    fn skip_next_page(&mut self) -> ParquetResult<()> {
+        self.pages.skip_next_page()
+    }
+}
+
+impl Iterator for OneLargePage {
+    type Item = ParquetResult<Page>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        self.get_next_page().transpose()
+    }
 }
 
 fn unreadable(name: &str, error: &ParquetError) -> Error {

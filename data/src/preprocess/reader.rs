@@ -197,20 +197,21 @@ impl Stream {
     fn lines(&mut self, name: &str) -> Result<Option<Vec<u8>>> {
         let mut searched = 0;
         loop {
-            self.fill(searched.max(BATCH / 2) * 2, name)?;
+            // One more, for the line break behind the longest line.
+            self.fill((searched.max(BATCH / 2) * 2).min(MAX_DOCUMENT + 1), name)?;
             let line_break = self.buffer[searched..].iter().rposition(|&byte| byte == b'\n');
             if let Some(at) = line_break {
                 return Ok(Some(self.take(searched + at + 1)));
             }
             searched = self.buffer.len();
-            if self.is_ended {
-                return Ok((searched > 0).then(|| self.take(searched)));
-            }
             if searched > MAX_DOCUMENT {
                 let message = format!(
                     "'{name}': a line has more than {MAX_DOCUMENT} bytes: give shorter documents, or plain text"
                 );
                 return Err(Error::io(AREA, message));
+            }
+            if self.is_ended {
+                return Ok((searched > 0).then(|| self.take(searched)));
             }
         }
     }
@@ -237,7 +238,7 @@ impl Stream {
             };
             let text = std::str::from_utf8(&self.buffer[..valid]).expect("it is valid up to there");
             let found = cut.find(text, BATCH);
-            if found.is_none() && !self.is_ended && valid > MAX_DOCUMENT {
+            if found.is_none() && !self.is_ended && wanted >= MAX_DOCUMENT {
                 let message = match cut {
                     CutRule::Nowhere => format!(
                         "'{name}' has more than {MAX_DOCUMENT} bytes, and this tokenizer has no rule by which a text \

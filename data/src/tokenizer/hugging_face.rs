@@ -285,7 +285,7 @@ fn within_words(
             meta_space.set_prepend_scheme(PrependScheme::Never);
             Some(meta_space.into())
         }
-        (other, WordPattern::Spaces(_)) => Some(other.clone()),
+        (other, WordPattern::Spaces(_) | WordPattern::Marks) => Some(other.clone()),
         _ => Some(ByteLevel::new(false, false, false).into()),
     }
 }

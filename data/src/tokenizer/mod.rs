@@ -196,7 +196,7 @@ impl Tokenizer {
     /// need not be in memory.
     ///
     /// # Errors
-    /// As [`Tokenizer::encode`]; the first error of `give`.
+    /// Errors of [`Tokenizer::encode`]; the first error of `give`.
     ///
     /// ```
     /// use ferrotron_data::tokenizer::Tokenizer;

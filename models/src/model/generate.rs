@@ -51,7 +51,7 @@ pub fn generate(
 /// Prompts, and windows that slide, take a forward of their own. All texts have their caches at the same time.
 ///
 /// # Errors
-/// As [`generate`].
+/// Errors of [`generate`].
 pub fn generate_batch(
     gpt: &Gpt,
     requests: &[GenerationRequest],
@@ -73,7 +73,7 @@ pub fn generate_batch(
 /// tokens of a round, with the numbers of their texts, and says which of these go on.
 ///
 /// # Errors
-/// As [`generate`].
+/// Errors of [`generate`].
 pub(crate) fn continue_texts(
     config: &GptConfig,
     requests: &[GenerationRequest],

@@ -63,13 +63,13 @@ pub struct MemoryEstimator<M: Model> {
     pub dtype: DType,
     /// Tokens per sequence.
     pub seq_length: usize,
-    /// What stops at the ends of documents.
+    /// The attention and positions that stop at the ends of documents.
     pub documents: DocumentResets,
     /// The device of each rank.
     pub device: PlannedDevice,
 }
 
-/// What stops at the ends of the documents in a sample: both with packed samples, else as
+/// The attention and positions that stop at the ends of the documents in a sample: both with packed samples, else as
 /// [`DocumentConfig`](crate::data::DocumentConfig) says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct DocumentResets {
@@ -229,9 +229,8 @@ impl<M: Model> MemoryEstimator<M> {
             return Err(Error::config("memory", message));
         }
         let micro = self.trainer.batch_size.micro_batch_size();
-        // For the largest step, if batch sizes ramp up.
-        let all = self.trainer.batch_size.microbatches(u64::MAX);
-        let taken = self.telling(all, self.layout.coordinate(rank, Axis::Pipeline));
+        let all = self.trainer.batch_size.microbatches(u64::MAX) * self.steps_at_once();
+        let (taken, steps) = self.dry_step(self.layout.coordinate(rank, Axis::Pipeline));
         let data_parallel_size = self.layout.size(Axis::Data);
         let batch_size = BatchSize::new(BatchSizeConfig {
             micro_batch_size: micro,
@@ -239,7 +238,8 @@ impl<M: Model> MemoryEstimator<M> {
             global_batch_size: Some(micro * data_parallel_size * taken),
             rampup: None,
         })?;
-        let trainer = TrainerConfig { batch_size, ..self.trainer.clone() };
+        let mut trainer = TrainerConfig { batch_size, ..self.trainer.clone() };
+        trainer.parallel.drain_interval = steps;
         let mut trainer = self.fake_trainer(rank, trainer)?;
         let (seq_length, documents) = (self.seq_length, self.documents);
         let samples = ExampleSamples::<M> { config: &self.model, seq_length, documents };
@@ -247,22 +247,35 @@ impl<M: Model> MemoryEstimator<M> {
         let mut found = RankMemory::from_device(trainer.scope().device());
         // The arrays of all micro-batches are in memory throughout a step.
         let bytes = samples.bytes(micro, self.layout.size(Axis::Context), self.device)?;
-        let left_out = (all - taken) * bytes;
+        let left_out = (all - taken * steps) * bytes;
         found.workspace_bytes += left_out;
         found.total_bytes += left_out;
         Ok(found)
     }
 
-    /// The number of micro-batches, at most `all`, that reach the peak of a pipeline stage. They suffice for one
-    /// round of the schedule's steady state, in which the maximum number is in flight.
-    fn telling(&self, all: usize, stage: usize) -> usize {
+    /// The steps that the trainer takes at once: those until a pipeline without a flush is drained.
+    pub fn steps_at_once(&self) -> usize {
+        let parallel = &self.trainer.parallel;
+        if parallel.pipeline_schedule.flushes() { 1 } else { parallel.drain_interval }
+    }
+
+    /// The numbers of micro-batches of a step and of steps with which the memory of a stage is estimated, at most those of
+    /// the run. They reach its peak: they suffice for one round of the schedule's steady state, in which the maximum number
+    /// is in flight, and without a flush for an update meanwhile.
+    pub fn dry_step(&self, stage: usize) -> (usize, usize) {
         let stages = self.layout.size(Axis::Pipeline);
-        all.min(match self.trainer.parallel.pipeline_schedule {
-            ScheduleKind::Naive | ScheduleKind::OneFOneB => stages - stage + 2,
-            ScheduleKind::ZbH1 => stages + 2,
-            ScheduleKind::Interleaved => 2 * stages, // groups have as many micro-batches as there are stages
-            ScheduleKind::GPipe => all,
-        })
+        // For the largest step, if batch sizes ramp up.
+        let all = self.trainer.batch_size.microbatches(u64::MAX);
+        let (microbatches, steps) = match self.trainer.parallel.pipeline_schedule {
+            ScheduleKind::Naive | ScheduleKind::OneFOneB => (stages - stage + 2, 1),
+            ScheduleKind::ZbH1 => (stages + 2, 1),
+            ScheduleKind::Interleaved => (2 * stages, 1), // groups have as many micro-batches as there are stages
+            ScheduleKind::GPipe => (all, 1),
+            ScheduleKind::PipeDream | ScheduleKind::PipeDreamVerticalSync => (1, stages + 2),
+            // At least two steps of p - 1 micro-batches in flight.
+            ScheduleKind::PipeDream2Bw => (stages + 2, 3),
+        };
+        (all.min(microbatches), steps.min(self.steps_at_once()))
     }
 }
 

@@ -13,6 +13,7 @@
 //! | sparse saved activations without a ReLU, or if every MLP is recomputed | no result of a ReLU is saved |
 //! | distributed region inputs without tensor parallelism, with sequence parallelism, or of positions that tp does not divide | nothing to distribute; they are sharded evenly |
 //! | a schedule that [`pipeline::unsupported_reason`] rejects | see there |
+//! | a schedule without a flush, tied embeddings | stages that share them are updated at different times |
 //! | sharding or local SGD that [`data_parallel::unsupported_reason`] rejects | see there |
 
 use ferrotron_autograd::ZeroEncoding;
@@ -42,6 +43,8 @@ pub struct ModelSizes {
     pub attention: AttentionConfig,
     /// The activation function of the MLP.
     pub activation: ActivationKind,
+    /// Whether the first and the last pipeline stage share embeddings.
+    pub tied_embeddings: bool,
     /// Number of parameters.
     pub num_parameters: u64,
 }
@@ -54,6 +57,7 @@ impl From<&GptConfig> for ModelSizes {
             ffn_hidden_size: config.ffn_hidden_size,
             attention: config.attention(),
             activation: config.activation,
+            tied_embeddings: config.tie_embeddings,
             num_parameters: config.num_parameters(),
         }
     }
@@ -67,6 +71,7 @@ impl From<&BertConfig> for ModelSizes {
             ffn_hidden_size: config.ffn_hidden_size,
             attention: config.block().attention,
             activation: config.activation,
+            tied_embeddings: true,
             num_parameters: config.num_parameters(),
         }
     }
@@ -189,6 +194,9 @@ fn unsupported_reason(plan: &ParallelismCheck) -> Option<String> {
         microbatches: plan.microbatches,
         chunks: parallel.chunks,
     };
+    if !schedule.kind.flushes() && pp > 1 && model.tied_embeddings {
+        return Some(schedule.kind.refuses_tied_embeddings());
+    }
     pipeline::unsupported_reason(&schedule)
         .or_else(|| data_parallel::unsupported_reason(&parallel.data_parallel, &layout))
 }

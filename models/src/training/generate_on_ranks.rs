@@ -1,12 +1,13 @@
 //! Continues texts on ranks that share a model, with caches of keys and values: a token costs a forward over one position.
 //!
 //! ```text
-//! texts --by turns--> data-parallel replicas
+//! texts --by turns--> data- and context-parallel ranks, which have the same weights
 //!     --pipeline, forward only, each stage with the caches of its blocks--> head at the last position, a token
 //!     --sum over all ranks--> the tokens on every rank --> rank 0 says which texts go on
 //! ```
 //!
-//! A tensor-parallel rank caches the keys and values of its heads.
+//! A tensor-parallel rank caches the keys and values of its heads. A context-parallel rank caches whole texts of its own:
+//! a single new position cannot be shared.
 
 use ferrotron_autograd::{Var, no_grad};
 use ferrotron_nn::{Axis, Context, KvCache};
@@ -22,27 +23,14 @@ use crate::model::generate::{GenerationRequest, Text, continue_texts, join, spli
 use crate::model::gpt::Gpt;
 use crate::training::evaluate::LocalModel;
 
-/// The reason why texts cannot be continued on the ranks of `mesh` with caches, in one line; `None` if they can.
-pub fn unsupported_reason(mesh: &Mesh) -> Option<String> {
-    match (mesh.axis(Axis::Context).size(), mesh.sequence()) {
-        (1, SequenceParallel::Off) => None,
-        (1, SequenceParallel::On) => {
-            Some("a single new position cannot be shared by --sequence-parallel ranks".to_string())
-        }
-        (ranks, _) => {
-            Some(format!("{ranks} ranks along the context axis have no caches of whole sequences"))
-        }
-    }
-}
-
 /// Continues several texts, each as [`generate`](crate::generate::generate) continues it on one rank, up to the rounding of sums.
 /// All ranks of the model's mesh call this with the same requests and get the same texts. `on_token` is called on rank 0
 /// alone, with the number of a text and its token as it comes, and ends this text by breaking off.
 ///
-/// As many texts as `micro_batch_size` go through a stage together; prompts take a forward of their own.
+/// Up to `micro_batch_size` texts go through a stage together; prompts take a forward of their own.
 ///
 /// # Errors
-/// A layout with an [`unsupported_reason`], or several chunks on a rank; requests that [`generate`](crate::generate::generate)
+/// Sequence parallelism, or several chunks on a rank; requests that [`generate`](crate::generate::generate)
 /// refuses; caches that a rank cannot make; a replica of one rank that fails; logits that are not finite. All ranks have
 /// these, of [`ErrorKind::Value`] or [`ErrorKind::Config`], and may go on. Any other error may be of this rank alone: the
 /// others wait for it until it ends.
@@ -53,14 +41,16 @@ pub fn generate_on_ranks(
     mut on_token: impl FnMut(usize, u32) -> ControlFlow<()>,
 ) -> Result<Vec<Vec<u32>>> {
     let LocalModel { parts, config, mesh, .. } = *model;
-    if let Some(why) = unsupported_reason(mesh) {
+    if mesh.sequence() == SequenceParallel::On {
+        let why =
+            "a single new position cannot be shared by ranks: switch sequence parallelism off";
         return Err(Error::config("generate", why));
     }
     let [gpt] = parts else {
         return Err(Error::config("generate", "a rank must have one chunk of the model"));
     };
-    let data = mesh.axis(Axis::Data);
-    let is_own = |index: usize| index % data.size() == data.rank();
+    let replicas = mesh.dp_cp();
+    let is_own = |index: usize| index % replicas.size() == replicas.rank();
     let caches = |rooms: &[usize]| {
         let of_text = |(index, &room): (usize, &usize)| match is_own(index) {
             true => gpt.caches(1, room),
@@ -114,7 +104,7 @@ fn next_tokens(
         [Axis::Tensor, Axis::Pipeline].iter().any(|&axis| mesh.axis(axis).size() > 1);
     let found = match own_tokens(model, requests, own, micro_batch_size) {
         // The ranks that share the model wait in the middle of a forward: the end of this rank ends them.
-        Err(error) if shares_model => return Err(error),
+        Err(error) if shares_model => return Err(of_this_rank(error)),
         found => found.map(|mut found| {
             found.extend(others.into_iter().map(|text| (0.0, text)));
             found.sort_by_key(|(_, text)| text.index);
@@ -126,13 +116,22 @@ fn next_tokens(
         Err(_) => vec![f64::NAN; count],
     };
     let tokens = Tensor::from_slice(&Device::cpu(1)?, &tokens, &[count])?;
-    let tokens = mesh.world().all_reduce(tokens, Reduction::Sum)?.wait()?.to_vec::<f64>()?;
+    let tokens =
+        mesh.world().blocking().all_reduce(tokens, Reduction::Sum)?.wait()?.to_vec::<f64>()?;
     let found = match tokens.iter().any(|token| token.is_nan()) {
         true => on_all(mesh, found.and_then(|found| finite(model, found)))?,
         false => found?,
     };
     let texts = found.into_iter().map(|(_, text)| text);
     Ok(tokens.into_iter().map(|token| token as u32).zip(texts).collect())
+}
+
+/// The error of one rank alone, of a kind with which no caller goes on: others still wait for this rank.
+fn of_this_rank(error: Error) -> Error {
+    match error.kind() {
+        ErrorKind::Value | ErrorKind::Config => Error::shape("", error.to_string()),
+        _ => error,
+    }
 }
 
 /// Returns `found`, or the error for a logit that is not finite.
@@ -242,5 +241,26 @@ impl PipelineModel for CachedModel<'_> {
 
     fn end_backward(&mut self, _: usize, _: usize) -> Result<()> {
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_of_one_rank_alone_keep_their_text_and_end_it() {
+        let text = "blocks.1: embedding: an index is beyond the table";
+        for error in [
+            Error::value("embedding", "an index is beyond the table"),
+            Error::config("embedding", "an index is beyond the table"),
+            Error::memory("embedding", "an index is beyond the table"),
+        ] {
+            let kind = error.kind();
+            let ending = of_this_rank(error.at("blocks.1"));
+            assert_eq!(ending.to_string(), text);
+            assert!(!matches!(ending.kind(), ErrorKind::Value | ErrorKind::Config), "{kind:?}");
+            assert!(kind != ErrorKind::Memory || ending.kind() == kind);
+        }
     }
 }

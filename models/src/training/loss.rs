@@ -46,6 +46,22 @@ impl LossCounts {
         self
     }
 
+    /// Number of terms.
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// The number of elements of each term.
+    pub fn numbers(&self) -> Vec<f64> {
+        self.0.iter().map(|term| term.count).collect()
+    }
+
+    /// The same terms with other numbers of elements.
+    pub fn with_numbers(&self, numbers: &[f64]) -> LossCounts {
+        let other = |(term, &count): (&LossTerm, &f64)| LossTerm { count, ..term.clone() };
+        LossCounts(self.0.iter().zip(numbers).map(other).collect())
+    }
+
     /// The number of elements of the first term.
     pub fn first(&self) -> f64 {
         self.0[0].count
@@ -149,6 +165,19 @@ impl LossReduction {
         ))
     }
 
+    /// The number to divide by the denominator, from the sum of each term over the world.
+    pub fn weighted(&self, sums: &[f64]) -> f64 {
+        match sums {
+            [sum] => *sum,
+            sums => sums.iter().zip(self.factors()).map(|(sum, factor)| sum * factor).sum(),
+        }
+    }
+
+    /// The factor of each of several terms' sums in the reported loss.
+    fn factors(&self) -> Vec<f64> {
+        self.mean.iter().zip(&self.weights).map(|(mean, weight)| mean * weight).collect()
+    }
+
     /// Starts to sum each term over `world`. The result is their weighted sum, a scalar to divide by the denominator, and,
     /// if there are several, the sum of each, (terms).
     pub fn reduce(
@@ -162,12 +191,16 @@ impl LossReduction {
         }
         let vectors = sums.iter().map(|sum| sum.reshape(&[1])).collect::<Result<Vec<_>>>()?;
         let terms = concat(&vectors.iter().collect::<Vec<_>>(), 0)?;
-        let factors = self.mean.iter().zip(&self.weights).map(|(mean, weight)| mean * weight);
-        let factors: Vec<f64> = factors.collect();
+        let factors = self.factors();
         Ok(world.all_reduce(terms, Reduction::Sum)?.map(move |terms| {
             let factors = Tensor::constant(terms.device(), &factors, &[factors.len()])?;
             Ok((sum_all(&terms.mul(&factors)?)?, Some(terms)))
         }))
+    }
+
+    /// The reported loss for these sums of its terms over the world.
+    pub fn total(&self, sums: &[f64]) -> f64 {
+        self.weighted(sums) / self.denominator
     }
 
     /// Errors, with the same line on every rank of `world`, if no rank returned a term that has elements: it would train
@@ -189,15 +222,10 @@ impl LossReduction {
         }
         let returned = |&term: &usize| f64::from(u8::from(losses.returned[term]));
         let own: Vec<f64> = new.iter().map(returned).collect();
-        let all = match world.size() {
-            1 => own,
-            ranks => {
-                let own = Tensor::from_slice(&Device::cpu(1)?, &own, &[1, new.len()])?;
-                world.all_gather(own, ranks)?.wait()?.to_vec::<f64>()?
-            }
-        };
-        for (index, &term) in new.iter().enumerate() {
-            if all.chunks_exact(new.len()).all(|rank| rank[index] == 0.0) {
+        let own = Tensor::from_slice(&Device::cpu(1)?, &own, &[new.len()])?;
+        let all = world.all_reduce(own, Reduction::Max)?.wait()?.to_vec::<f64>()?;
+        for (&term, &returned) in new.iter().zip(&all) {
+            if returned == 0.0 {
                 let name = self.names[term];
                 let message = format!(
                     "`Model::loss_terms` names '{name}', and `Model::forward` did not return it on any rank: add it by \

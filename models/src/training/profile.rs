@@ -28,13 +28,14 @@ use recorder::{Recorder, Recording};
 pub struct Profile {
     /// Number of steps.
     pub steps: usize,
-    /// Seconds of a step, which are more than without a profile by a few microseconds per hundred calls.
+    /// Seconds of a step, which are more than without a profile by a few microseconds per call. Most of these stand outside of
+    /// operations.
     pub s_per_step: f64,
     /// The largest rates that the machine reaches.
     pub ceilings: ProfileCeilings,
     /// The operations, the longest first.
     pub operations: Vec<OperationProfile>,
-    /// Milliseconds of a step outside of all operations.
+    /// Milliseconds of a step outside of all operations, among them what recording takes.
     pub other_ms: f64,
 }
 

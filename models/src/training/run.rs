@@ -82,7 +82,7 @@ pub struct RunResult {
 /// Trains until the last step, or until `stop` is set on any rank: the step is finished and saved first. All
 /// ranks of the trainer's mesh call this; the first one writes metrics and is watched.
 ///
-/// Where replicas take steps of their own, it stops at the next step after which they are the same.
+/// A run whose replicas differ stops at the next step after which they are the same.
 ///
 /// # Errors
 /// Before the first step as [`Intervals::check`], [`check_metrics`] and
@@ -95,7 +95,7 @@ pub fn run<M: Model>(
     stop: &StopFlag,
     observer: &mut dyn Observer,
 ) -> Result<RunResult> {
-    config.intervals.check(trainer.config().parallel.data_parallel.synchronize_every)?;
+    config.intervals.check(&trainer.config().parallel)?;
     let first = trainer.mesh().rank() == 0;
     let _lock = match first {
         true => Some(claim(&config.folder, trainer.progress().step, observer)?),
@@ -178,6 +178,7 @@ struct Run<'a, M: Model> {
 }
 
 /// The requests that all ranks know between two steps, beside the state of a checkpoint that is being written.
+#[derive(Default)]
 struct StopRequests {
     /// A rank was asked to stop.
     stop: bool,
@@ -197,7 +198,8 @@ impl<M: Model> Run<'_, M> {
             }
             // What is left behind is a checkpoint, for which replicas must have the same weights.
             let may_stop = self.trainer.steps_to_synchronization() == 0;
-            let asked = self.agree()?;
+            let asks = may_stop || !self.trainer.is_async(); // waits for all ranks
+            let asked = if asks { self.agree()? } else { StopRequests::default() };
             if asked.stop && may_stop {
                 break StopReason::Stopped;
             }

@@ -1,5 +1,6 @@
 //! Trains any [`Model`]: one step after another, in any layout, without a terminal.
 
+mod asynchronous;
 mod bad_step;
 mod config;
 mod equal_ranks;
@@ -7,17 +8,22 @@ mod graph;
 mod imported_weights;
 mod named_parameters;
 mod outcome;
+mod outstanding;
 mod report;
+mod rewind;
 mod step;
+mod unflushed;
+mod window;
 
 use ferrotron_nn::{
     Axis, LossScaler, Module, Optimizer, ParamAndGradBuffer, Scope, StepConfig, UpdateConfig,
 };
 use ferrotron_parallel::data_parallel::DataParallel;
 use ferrotron_parallel::mesh::Mesh;
-use ferrotron_parallel::pipeline::PipelineSchedule;
+use ferrotron_parallel::pipeline::{PipelineSchedule, WeightVersions};
 use ferrotron_tensor::ops::step::DeviceStepParams;
 use ferrotron_tensor::{Device, Error, Result};
+use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
 
 use crate::io::checkpoint;
@@ -40,6 +46,7 @@ pub use config::{
 use equal_ranks::check_configs;
 use graph::StepGraph;
 use named_parameters::{check_kept_in_fp32, freeze, keep_in_fp32};
+use outstanding::OutstandingStep;
 use report::Reports;
 pub use report::StepReport;
 
@@ -60,10 +67,14 @@ pub struct Trainer<M: Model> {
     /// The numbers of the step that the optimizer's kernels read.
     step: DeviceStepParams,
     reports: Reports,
+    /// The steps whose updates are not applied yet, earliest first.
+    outstanding: VecDeque<OutstandingStep>,
     /// The loss terms that some rank has returned.
     returned_terms: Vec<&'static str>,
-    /// The schedule of the last step's number of micro-batches.
+    /// The schedule of the last number of micro-batches.
     schedule: Option<(usize, PipelineSchedule)>,
+    /// The versions of the weights, if the pipeline is not flushed between steps.
+    versions: Option<WeightVersions>,
     /// The steps that are replayed, with [`ExecutionMode::CudaGraph`].
     graph: Option<StepGraph>,
     /// The buffers from which checkpoints are written, with [`SaveMode::Async`].
@@ -118,11 +129,16 @@ impl<M: Model> Trainer<M> {
         config.batch_size.check_ranks(mesh.axis(Axis::Data).size())?;
         config.check_execution(mesh.world().size())?;
         config.check_bad_steps()?;
+        config.check_async()?;
+        config.check_unflushed()?;
         if config.ema_decay.is_some() && config.parallel.data_parallel.synchronize_every > 1 {
             let message = "does not go with replicas that take steps of their own: it would be that of the first one";
             return Err(Error::config("ema-decay", message));
         }
         let device = scope.device();
+        if config.parallel.data_parallel.stale_updates().is_some() && device.is_gpu() {
+            return Err(Error::config("--async-data-parallel", TrainerConfig::ASYNC_NEEDS_CPU));
+        }
         if config.execution == ExecutionMode::CudaGraph && !device.is_gpu() && !device.is_fake() {
             return Err(Error::config("enable-cuda-graph", ExecutionMode::NEEDS_GPU));
         }
@@ -142,6 +158,7 @@ impl<M: Model> Trainer<M> {
         let optimizer = Optimizer::with_update(config.optimizer, data_parallel.buffers(), &update)?;
         config.check_rule(&optimizer)?;
         let host = if device.is_gpu() { Device::cpu(1)? } else { device.clone() };
+        let versions = config.weight_versions(mesh, &data_parallel, &host)?;
         let numbers = optimizer.numbers(&StepConfig { lr: 0.0, grad_scale: 1.0 });
         let step = DeviceStepParams::new(device, &numbers)?;
         let reports = Reports::new(device)?;
@@ -158,8 +175,10 @@ impl<M: Model> Trainer<M> {
             host,
             step,
             reports,
+            outstanding: VecDeque::new(),
             returned_terms: Vec::new(),
             schedule: None,
+            versions,
             graph: None,
             snapshot: None,
         };
@@ -224,6 +243,7 @@ impl<M: Model> Trainer<M> {
         samples: &dyn FiniteSamples,
         stop: &StopFlag,
     ) -> Result<Option<Evaluation>> {
+        self.check_drained("evaluate")?;
         evaluate(&self.local_model(), samples, self.config.batch_size, stop, |_| ())
     }
 
@@ -253,9 +273,11 @@ impl<M: Model> Trainer<M> {
     }
 
     /// Steps that are still to be taken until all replicas of the model are the same: 0 unless they take steps
-    /// of their own.
+    /// of their own or do not wait for updates.
     pub fn steps_to_synchronization(&self) -> u64 {
-        self.data_parallel.steps_to_synchronization(self.optimizer.steps())
+        // Steps of the run decide where all updates are applied, and updates where weights are averaged.
+        let steps = if self.is_async() { self.progress.step } else { self.optimizer.steps() };
+        self.data_parallel.steps_to_synchronization(steps)
     }
 
     /// Returns the tensors that this rank writes into a checkpoint: its share of state that several ranks along the
@@ -271,8 +293,9 @@ impl<M: Model> Trainer<M> {
             let message = "nobody knows yet whether a step was lost: ask for the reports first";
             return Err(Error::config("checkpoint", message));
         }
+        self.check_drained("checkpoint")?;
         let (step, wait) = (self.progress.step, self.steps_to_synchronization());
-        if wait > 0 {
+        if wait > 0 && !self.is_async() {
             let every = self.config.parallel.data_parallel.synchronize_every;
             let message = format!(
                 "the replicas' weights differ after step {step}, they are synchronized every {every} steps: it can \
@@ -350,6 +373,7 @@ impl<M: Model> Trainer<M> {
     /// nothing is changed then. Errors on all ranks if a file is damaged; the trainer may then go on from another
     /// checkpoint, and from nothing else. Entries of its progress that are not known are kept for the next one.
     pub fn load(&mut self, checkpoint: &Checkpoint) -> Result<()> {
+        self.check_drained("checkpoint")?;
         M::check_checkpoint(checkpoint, &self.model)?;
         let names = parameter_names::<M>(&self.model, self.scope.dtype())?;
         checkpoint.check_names(names.iter().map(String::as_str))?;
@@ -358,42 +382,6 @@ impl<M: Model> Trainer<M> {
         let world = self.mesh.world();
         checkpoint.load_training_state(world, &self.data_parallel, &mut self.optimizer)?;
         self.set_progress(checkpoint.progress().clone());
-        Ok(())
-    }
-
-    /// Whether the last step was bad and [`Trainer::rewind`] is to follow.
-    pub fn must_rewind(&mut self) -> bool {
-        self.config.bad_steps.on_bad_step == OnBadStep::Rewind
-            && self.reports.last().is_some_and(|report| report.bad_step.is_some())
-    }
-
-    /// Takes weights, optimizer state, loss scale and running mean of the loss from a checkpoint of this run, and keeps the
-    /// number of steps and of consumed samples: training goes on behind the samples that it has seen. All ranks of the
-    /// mesh call this.
-    ///
-    /// Errors as [`Trainer::load`].
-    pub fn rewind(&mut self, checkpoint: &Checkpoint) -> Result<()> {
-        let now = self.progress.clone();
-        let mut reports = self.reports.take();
-        let loaded = self.load(checkpoint);
-        if loaded.is_ok()
-            && let Some(report) = reports.last_mut()
-        {
-            report.rewound_to = Some(checkpoint.progress().step);
-        }
-        self.reports.put_back(reports);
-        loaded?;
-        let TrainState { consumed_samples, skipped_samples, .. } = self.progress;
-        self.progress = TrainState {
-            step: now.step,
-            consumed_samples: now.consumed_samples,
-            skipped_samples: now
-                .consumed_samples
-                .saturating_sub(consumed_samples - skipped_samples),
-            bad_step_balance: now.bad_step_balance,
-            extra: now.extra,
-            ..self.progress.clone()
-        };
         Ok(())
     }
 }

@@ -84,8 +84,17 @@ fn texts_are_those_of_one_rank_in_every_layout() -> Result<()> {
         let scope = Scope::new(&Device::cpu(1)?, DType::F64, 3);
         let want = generate_batch(&Gpt::new(&scope, &config)?, &requests, until)?;
         let added: usize = want.iter().zip(&requests).map(|(a, b)| a.len() - b.prompt.len()).sum();
-        for layout in [SINGLE, [2, 1, 1, 1], [1, 1, 2, 1], [1, 1, 1, 2], [2, 1, 2, 1], [1, 1, 3, 2]]
-        {
+        for layout in [
+            SINGLE,
+            [2, 1, 1, 1],
+            [1, 2, 1, 1],
+            [1, 1, 2, 1],
+            [1, 1, 1, 2],
+            [2, 1, 2, 1],
+            [1, 1, 3, 2],
+            [2, 2, 2, 1],
+            [1, 3, 1, 2],
+        ] {
             for (rank, (found, told, _)) in
                 on_ranks(&config, layout, &requests, until)?.into_iter().enumerate()
             {
@@ -105,22 +114,34 @@ fn texts_are_those_of_one_rank_in_every_layout() -> Result<()> {
 #[test]
 fn a_token_costs_one_position() -> Result<()> {
     let config = GptConfig::llama(11, 2, 8, 4, 2, 64);
-    let bytes = |prompt: u32, count: usize| -> Result<u64> {
-        let request = request((0..prompt).map(|i| i % 11).collect(), count);
-        Ok(on_ranks(&config, [2, 1, 1, 1], &[request], |_, _| Continue(()))?[0].2)
-    };
-    let more = |prompt: u32| -> Result<u64> { Ok(bytes(prompt, 10)? - bytes(prompt, 2)?) };
-    assert_eq!(more(4)?, more(48)?);
-    assert!(bytes(48, 2)? > 2 * bytes(4, 2)?, "the prompt itself costs its positions");
+    for layout in [[2, 1, 1, 1], [2, 2, 1, 1]] {
+        let bytes = |prompt: u32, count: usize| -> Result<u64> {
+            let request = request((0..prompt).map(|i| i % 11).collect(), count);
+            let ranks = on_ranks(&config, layout, &[request], |_, _| Continue(()))?;
+            Ok(ranks.iter().map(|(_, _, bytes)| bytes).sum())
+        };
+        let more = |prompt: u32| -> Result<u64> { Ok(bytes(prompt, 10)? - bytes(prompt, 2)?) };
+        assert_eq!(more(4)?, more(48)?, "{layout:?}");
+        assert!(bytes(48, 2)? > 2 * bytes(4, 2)?, "the prompt itself costs its positions");
+    }
     Ok(())
 }
 
 #[test]
-fn a_layout_without_caches_and_damaged_weights_are_refused() -> Result<()> {
+fn sequence_parallelism_and_damaged_weights_are_refused() -> Result<()> {
     let [config, _] = configs();
     let texts = [request(vec![1, 2], 3)];
-    let error = on_ranks(&config, [1, 2, 1, 1], &texts, |_, _| Continue(())).unwrap_err();
-    assert!(error.to_string().contains("2 ranks along the context axis"), "{error}");
+    let layout = ParallelDims::new(2, 2, 1, 1)?;
+    for refused in run_threads(2, &WorldConfig::default(), |world| {
+        let mesh = Mesh::new(&world, layout, SequenceParallel::On)?;
+        let scope = Scope::new(&Device::cpu(1)?, DType::F64, 3);
+        let parts = [part(&scope, &mesh, &config)?];
+        let model = LocalModel { parts: &parts, config: &config, scope: &scope, mesh: &mesh };
+        generate_on_ranks(&model, &texts, 1, |_, _| Continue(()))
+    }) {
+        let error = refused.unwrap_err().to_string();
+        assert!(error.contains("switch sequence parallelism off"), "{error}");
+    }
     let scope = Scope::new(&Device::cpu(1)?, DType::F64, 3);
     let gpt = Gpt::new(&scope, &config)?;
     let params = gpt.params();
@@ -157,14 +178,16 @@ fn an_error_of_one_rank_is_one_of_all() -> Result<()> {
     let short = GptConfig { max_position_embeddings: 2, ..config.clone() };
     let scope = Scope::new(&Device::cpu(1)?, DType::F64, 3);
     let want = generate_batch(&Gpt::new(&scope, &config)?, &few, |_, _| Continue(()))?;
-    for (tensor, pipeline, other, requests, goes_on) in [
-        (2, 1, &wide, &many, true),
-        (1, 2, &wide, &many, true),
-        (1, 1, &wide, &many, true),
-        (1, 1, &short, &few, true),
-        (1, 2, &short, &few, false),
+    for ([tensor, context, pipeline], other, requests, goes_on) in [
+        ([2, 1, 1], &wide, &many, true),
+        ([1, 2, 1], &wide, &many, true),
+        ([1, 1, 2], &wide, &many, true),
+        ([1, 1, 1], &wide, &many, true),
+        ([1, 2, 1], &short, &few, true),
+        ([1, 1, 1], &short, &few, true),
+        ([1, 1, 2], &short, &few, false),
     ] {
-        let layout = ParallelDims::new(2, tensor, 1, pipeline)?;
+        let layout = ParallelDims::new(2, tensor, context, pipeline)?;
         let ranks = run_threads(2, &WorldConfig::default(), |world| {
             let mesh = Mesh::new(&world, layout, SequenceParallel::Off)?;
             let generated = |own: &GptConfig, requests: &[GenerationRequest]| {

@@ -30,7 +30,7 @@ fn the_number_before_the_start_is_what_the_pools_count() {
                 let sizes = [1, 1, 2, 1];
                 cases.push(Case { dtype, recompute, sharding, micro, sizes, ..PLAIN });
             }
-            for (at, schedule) in ScheduleKind::ALL.into_iter().enumerate() {
+            for (at, schedule) in ScheduleKind::FLUSHED.into_iter().enumerate() {
                 let micro = 1 + cases.len() % 2;
                 let (pipeline, data) = if at % 2 == 0 { (2, 2) } else { (4, 1) };
                 let pipeline = if schedule == ScheduleKind::Interleaved { 2 } else { pipeline };
@@ -241,7 +241,7 @@ fn buffers_do_not_grow_with_the_model() {
 #[test]
 fn it_is_with_many_micro_batches() {
     let mut cases = Vec::new();
-    for schedule in ScheduleKind::ALL {
+    for schedule in ScheduleKind::FLUSHED {
         for stages in [1, 2, 4] {
             if stages == 1 && schedule == ScheduleKind::Interleaved
                 || stages == 4 && schedule == ScheduleKind::GPipe
@@ -252,5 +252,70 @@ fn it_is_with_many_micro_batches() {
         }
     }
     let model = GptConfig::gpt2(VOCAB, 8, 32, 4, SEQ_LENGTH);
+    check(&cases, &model);
+}
+
+/// A rank has a gradient buffer for each step that may be outstanding, whenever its update is applied.
+#[test]
+fn it_has_the_gradients_of_outstanding_steps() {
+    let mut cases = Vec::new();
+    for dtype in [DType::F32, DType::BF16] {
+        for max_staleness in [1, 3] {
+            for recompute in [Recompute::None, Recompute::FULL] {
+                let sizes = [1, 1, 2, 1];
+                cases.push(Case { dtype, max_staleness, recompute, sizes, ..PLAIN });
+            }
+        }
+    }
+    check(&cases, &model());
+    let plain = PLAIN.plan(&model()).unwrap().rank(0).unwrap();
+    let stale = Case { max_staleness: 3, ..PLAIN }.plan(&model()).unwrap().rank(0).unwrap();
+    assert_eq!(stale.gradients_bytes, 4 * plain.gradients_bytes);
+    assert_eq!(stale.total_bytes, plain.total_bytes + 3 * plain.gradients_bytes);
+}
+
+/// Stage s of p holds p - s versions of its weights; with vertical sync p, with PipeDream-2BW two.
+#[test]
+fn it_has_the_stored_versions_of_the_weights() {
+    let model = GptConfig { tie_embeddings: false, ..model() };
+    let mut cases = Vec::new();
+    for schedule in ScheduleKind::UNFLUSHED {
+        for (at, sizes) in
+            [[1, 1, 1, 2], [1, 1, 2, 2], [2, 1, 1, 2], [1, 1, 1, 4]].into_iter().enumerate()
+        {
+            let stages = sizes[3];
+            let microbatches =
+                if schedule == ScheduleKind::PipeDream2Bw { stages - 1 + at } else { 1 };
+            let sharding = if sizes[2] > 1 { Sharding::Optimizer } else { Sharding::None };
+            let dtype = if at % 2 == 0 { DType::F32 } else { DType::BF16 };
+            let recompute = if at == 3 { Recompute::FULL } else { Recompute::None };
+            for drain_interval in [2, 11] {
+                let case = Case {
+                    schedule,
+                    sizes,
+                    microbatches,
+                    sharding,
+                    dtype,
+                    recompute,
+                    drain_interval,
+                    ..PLAIN
+                };
+                let bytes = |case: Case| -> Vec<usize> {
+                    let stages = case.plan(&model).unwrap().stages().unwrap();
+                    stages.iter().map(|stage| stage.memory.weights_bytes).collect()
+                };
+                let flushed = bytes(Case { schedule: ScheduleKind::OneFOneB, ..case });
+                for (stage, (found, one)) in bytes(case).into_iter().zip(flushed).enumerate() {
+                    let versions = match schedule {
+                        ScheduleKind::PipeDream => stages - stage,
+                        ScheduleKind::PipeDreamVerticalSync => stages,
+                        _ => 2,
+                    };
+                    assert_eq!(found, versions * one, "{case:?}: stage {stage}");
+                }
+                cases.push(case);
+            }
+        }
+    }
     check(&cases, &model);
 }

@@ -8,7 +8,7 @@ use std::panic::Location;
 use super::partition_range;
 
 /// The reduction of elements of different ranks to one.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Reduction {
     /// Their sum. f32 and f64 are added in ring order, 16-bit numbers in f32 and in rank order.
     Sum,
@@ -18,7 +18,7 @@ pub enum Reduction {
 
 /// The operations. Ranks are numbers within the group; "part i" is the i-th of as many balanced parts as
 /// there are ranks, see [`partition_range`](super::partition_range).
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Op {
     /// Every rank gets the reduction of all buffers.
     AllReduce(Reduction),

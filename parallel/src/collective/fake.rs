@@ -48,6 +48,10 @@ impl Collective for Fake {
         })
     }
 
+    fn named(&self, name: &str) -> Option<Arc<dyn Collective>> {
+        Some(Arc::new(Fake::new(name, self.rank, self.size)))
+    }
+
     fn traffic(&self) -> CommVolume {
         CommVolume::default()
     }

@@ -6,6 +6,7 @@ use std::fmt;
 use std::panic::Location;
 use std::sync::{Arc, PoisonError};
 
+use super::blocking::Blocking;
 use super::fake::Fake;
 use super::{Buffer, Call, Collective, CommVolume, Memory, Op, Reduction, Work, partition_range};
 
@@ -41,6 +42,33 @@ impl Group {
         Group::new(Arc::new(Fake::new(name, rank, size)))
     }
 
+    /// The same group by another name, with its own counts of [`Group::traffic`]. Calls by either name wait for one another,
+    /// in the order in which they are made, which must be the same on every rank.
+    #[must_use]
+    pub fn named(&self, name: &str) -> Group {
+        let named = |collective: &Arc<dyn Collective>| collective.named(name);
+        Group(self.0.as_ref().map(|own| named(own).unwrap_or_else(|| own.clone())))
+    }
+
+    /// A handle of the same group whose methods return when their call has ended. Where ranks share memory, the calling
+    /// thread carries it out, which is faster than a progress thread if there is nothing to compute meanwhile.
+    ///
+    /// ```
+    /// use ferrotron_parallel::collective::{Reduction, WorldConfig, run_threads};
+    /// use ferrotron_tensor::{Device, Tensor};
+    /// let sums = run_threads(2, &WorldConfig::default(), |world| {
+    ///     let x = Tensor::from_slice(&Device::cpu(1)?, &[1.0_f32], &[1])?;
+    ///     world.everyone()?.blocking().all_reduce(x, Reduction::Sum)?.wait()?.item()
+    /// });
+    /// assert!(sums.into_iter().all(|sum| sum.is_ok_and(|sum| sum == 2.0)));
+    /// ```
+    #[must_use]
+    pub fn blocking(&self) -> Group {
+        Group(
+            self.0.clone().map(|collective| Arc::new(Blocking(collective)) as Arc<dyn Collective>),
+        )
+    }
+
     /// The same group with another backend: `wrap` gets the present one and returns the new one.
     #[must_use]
     pub fn map_collectives(
@@ -53,15 +81,6 @@ impl Group {
     /// The backend that carries out the calls; none in a group of one.
     pub(super) fn collective(&self) -> Option<&Arc<dyn Collective>> {
         self.0.as_ref()
-    }
-
-    /// Returns whether both are handles of the same group.
-    pub fn is_same(&self, other: &Group) -> bool {
-        match (&self.0, &other.0) {
-            (Some(own), Some(other)) => Arc::ptr_eq(own, other),
-            (None, None) => true,
-            _ => false,
-        }
     }
 
     /// This rank's number within the group.
@@ -243,7 +262,7 @@ impl Group {
             return Ok(value); // without a detour over the device, which would have to be waited for
         }
         let value = Tensor::from_slice(device, &[value], &[1])?;
-        self.all_reduce(value, Reduction::Sum)?.wait()?.item()
+        self.blocking().all_reduce(value, Reduction::Sum)?.wait()?.item()
     }
 
     /// Reduces all elements of a flat like [`Group::all_reduce`]. Returns at once unless the flat is locked, as by an

@@ -9,13 +9,15 @@
 //!
 //! Below a group is a [`Collective`], the backend that carries out [`Call`]s on [`Memory`].
 
+mod blocking;
 mod call;
-pub(crate) mod direct;
 mod fake;
 mod group;
 mod host;
 mod memory;
 mod nccl;
+pub(crate) mod routes;
+mod tree;
 mod work;
 
 use ferrotron_tensor::Result;
@@ -42,8 +44,19 @@ pub trait Collective: Send + Sync {
     /// Queues a call. What `memory` has to hold is told there.
     fn start(&self, call: Call, memory: Memory) -> Work<Memory>;
 
+    /// Carries out a call whose result is needed at once: on the calling thread, where that is faster.
+    fn run(&self, call: Call, memory: Memory) -> Result<Memory> {
+        self.start(call, memory).wait()
+    }
+
     /// The traffic that this rank has sent so far.
     fn traffic(&self) -> CommVolume;
+
+    /// Another handle of the same group, with a name and counts of its own, if the backend has such: its calls wait in the
+    /// same queue.
+    fn named(&self, _name: &str) -> Option<std::sync::Arc<dyn Collective>> {
+        None
+    }
 
     /// Errors if another rank is known to have failed or left.
     fn check(&self) -> Result<()> {
@@ -84,4 +97,17 @@ impl CommVolume {
         *calls += 1;
         *sum += bytes;
     }
+}
+
+/// Connections of a rank, and its messages about the job, which are no calls.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct ControlVolume {
+    /// Connections to neighbours in the tree of all ranks.
+    pub control_connections: u64,
+    /// Connections of groups to other members, made so far.
+    pub group_connections: u64,
+    /// Messages written to neighbours in the tree, those of others that were passed on included.
+    pub messages: u64,
+    /// Bytes of these messages.
+    pub bytes: u64,
 }

@@ -1,6 +1,8 @@
 //! A call that is under way.
 
 use ferrotron_tensor::{Error, Result};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Sender, TryRecvError, channel};
 use std::thread::yield_now;
 use std::time::{Duration, Instant};
@@ -29,26 +31,38 @@ impl Polling {
 
     /// Yields to threads that compute. Returns whether to look again.
     pub fn pause(&self) -> bool {
-        let before = Instant::now();
-        yield_now();
-        let now = Instant::now();
-        now < self.until && now - before < TURN
+        yield_briefly() && Instant::now() < self.until
     }
+}
+
+/// Yields to threads that compute. Returns whether none has run meanwhile.
+pub fn yield_briefly() -> bool {
+    let before = Instant::now();
+    yield_now();
+    before.elapsed() < TURN
 }
 
 /// A call that is under way. It owns its memory; [`Work::wait`] gives the result. Work that is not waited
 /// for runs to its end all the same.
 #[must_use = "a collective's result, and its error, come from `wait`"]
-pub struct Work<T>(Box<dyn FnOnce() -> Result<T> + Send>);
+pub struct Work<T> {
+    wait: Box<dyn FnOnce() -> Result<T> + Send>,
+    /// Set when the call has ended; none if there was nothing to wait for.
+    done: Option<Arc<AtomicBool>>,
+}
 
 /// The other end of a [`Work`], for the backend that carries the call out.
-pub struct Completion(Sender<Result<Memory>>);
+pub struct Completion {
+    sender: Sender<Result<Memory>>,
+    done: Arc<AtomicBool>,
+}
 
 impl Completion {
     /// Hands over what the call left behind.
     pub fn complete(self, result: Result<Memory>) {
         // The caller may have dropped its `Work`.
-        let _ = self.0.send(result);
+        let _ = self.sender.send(result);
+        self.done.store(true, Ordering::Release);
     }
 }
 
@@ -70,30 +84,43 @@ impl Work<Memory> {
             }
             receiver.recv().map_err(gone)?
         };
-        (Work(Box::new(wait)), Completion(sender))
+        let done = Arc::new(AtomicBool::new(false));
+        let work = Work { wait: Box::new(wait), done: Some(done.clone()) };
+        (work, Completion { sender, done })
     }
 }
 
 impl<T: Send + 'static> Work<T> {
     /// Work that is done already.
     pub fn ready(value: T) -> Work<T> {
-        Work(Box::new(|| Ok(value)))
+        Work::ended(Ok(value))
     }
 
-    /// Work whose result is what `wait` returns.
+    /// Work that has ended, well or not.
+    pub fn ended(result: Result<T>) -> Work<T> {
+        Work { wait: Box::new(|| result), done: None }
+    }
+
+    /// Work whose result is what `wait` returns. Nobody knows before that whether it is done.
     pub fn from_fn(wait: impl FnOnce() -> Result<T> + Send + 'static) -> Work<T> {
-        Work(Box::new(wait))
+        Work { wait: Box::new(wait), done: Some(Arc::default()) }
     }
 
     /// The same work with `f` applied to its result when it is waited for.
     pub fn map<R>(self, f: impl FnOnce(T) -> Result<R> + Send + 'static) -> Work<R> {
-        Work(Box::new(move || f((self.0)()?)))
+        let wait = self.wait;
+        Work { wait: Box::new(move || f(wait()?)), done: self.done }
     }
 
     /// Waits for the end and returns the result.
     ///
     /// Errors as the call did: another rank called something else, did not call in time, or is gone.
     pub fn wait(self) -> Result<T> {
-        (self.0)()
+        (self.wait)()
+    }
+
+    /// Returns whether the call has ended, well or not, so that [`Work::wait`] would not wait.
+    pub fn is_done(&self) -> bool {
+        self.done.as_ref().is_none_or(|done| done.load(Ordering::Acquire))
     }
 }

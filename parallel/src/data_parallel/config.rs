@@ -16,6 +16,8 @@ pub struct DataParallelConfig {
     /// Steps between synchronizations. 1 reduces gradients in every step. With more, each rank along the data axis
     /// takes independent steps and the ranks then average their weights; moments are never averaged.
     pub synchronize_every: usize,
+    /// Updates that ranks do not wait for, if any.
+    pub async_updates: Option<AsyncUpdates>,
     /// The dtype in which gradients of 16-bit weights are reduced.
     pub gradients: GradDType,
     /// The treatment of parameters that the loss of a step does not depend on. With [`Unused::Skip`], buckets are
@@ -34,10 +36,43 @@ impl Default for DataParallelConfig {
             optimizer: OptimizerConfig::ADAMW,
             bucket_numel: None,
             synchronize_every: 1,
+            async_updates: None,
             gradients: GradDType::Accumulator,
             unused: Unused::Refuse,
             replica_check: ReplicaCheck::Off,
         }
+    }
+}
+
+/// Updates that ranks do not wait for: each rank computes its gradients with weights that miss up to `max_staleness`
+/// updates. See [`DataParallel::launch_update`](super::DataParallel::launch_update).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct AsyncUpdates {
+    /// Largest number of updates that the weights of a step may miss. A rank keeps the gradients of as many steps beside
+    /// those that it computes. 0 is the synchronous step.
+    pub max_staleness: usize,
+    /// Steps after which all outstanding updates are applied, so that every rank has the same weights. The caller does
+    /// this.
+    pub drain_interval: usize,
+}
+
+impl Default for AsyncUpdates {
+    /// One outstanding update, and none after each tenth step.
+    fn default() -> AsyncUpdates {
+        AsyncUpdates { max_staleness: 1, drain_interval: 10 }
+    }
+}
+
+impl DataParallelConfig {
+    /// The asynchronous updates, unless their staleness is 0.
+    pub fn stale_updates(&self) -> Option<AsyncUpdates> {
+        self.async_updates.filter(|updates| updates.max_staleness > 0)
+    }
+
+    /// Steps between those after which all ranks have the same weights: 1 unless ranks take independent steps or do not
+    /// wait for updates.
+    pub fn synchronization_interval(&self) -> usize {
+        self.stale_updates().map_or(self.synchronize_every, |updates| updates.drain_interval)
     }
 }
 
@@ -61,6 +96,10 @@ pub enum ReplicaCheck {
 /// | `synchronize_every` 0 | the period must be positive |
 /// | `synchronize_every > 1`, any sharding | ranks would own shards of different weights |
 /// | `synchronize_every > 1`, cp > 1 | ranks along cp share samples, so none has a loss of its own |
+/// | stale updates, tp, cp or pp > 1 | ranks that share a replica would need the same weights in each step |
+/// | stale updates, any sharding or `synchronize_every > 1` | ranks would own shards of different weights, or average them |
+/// | stale updates, `Unused::Skip` or `ReplicaCheck::EveryStep` | every step would wait for all ranks |
+/// | stale updates, a drain interval up to the staleness | the staleness could not be reached |
 ///
 /// ```
 /// use ferrotron_nn::Sharding;
@@ -84,6 +123,9 @@ pub fn unsupported_reason(config: &DataParallelConfig, layout: &ParallelDims) ->
     if bucket_numel == Some(0) {
         return Some("buckets need at least 1 element, got 0".to_string());
     }
+    if let Some(updates) = config.stale_updates() {
+        return unsupported_updates(updates, config, layout);
+    }
     match (synchronize_every, sharding) {
         (0, _) => Some("weights are synchronized every 1 or more steps, got 0".to_string()),
         (1, _) => None,
@@ -98,4 +140,57 @@ pub fn unsupported_reason(config: &DataParallelConfig, layout: &ParallelDims) ->
             sharding as usize
         )),
     }
+}
+
+/// The reason why asynchronous updates are rejected.
+fn unsupported_updates(
+    updates: AsyncUpdates,
+    config: &DataParallelConfig,
+    layout: &ParallelDims,
+) -> Option<String> {
+    let AsyncUpdates { max_staleness, drain_interval } = updates;
+    let refuse = |why: String| Some(format!("--async-data-parallel does not go with {why}"));
+    let of_model = [
+        (Axis::Tensor, "--tensor-model-parallel-size"),
+        (Axis::Context, "--context-parallel-size"),
+        (Axis::Pipeline, "--pipeline-model-parallel-size"),
+    ];
+    if let Some((axis, flag)) = of_model.into_iter().find(|(axis, _)| layout.size(*axis) > 1) {
+        return refuse(format!(
+            "{flag} {}: the ranks that share a replica would compute with different weights; leave it out, or use \
+             --max-staleness 0 or --async-data-parallel=false",
+            layout.size(axis)
+        ));
+    }
+    if config.sharding > Sharding::None {
+        return refuse(format!(
+            "--zero-stage {}: ranks would own shards of different weights; use --zero-stage 0, or \
+             --async-data-parallel=false",
+            config.sharding as usize
+        ));
+    }
+    if config.synchronize_every != 1 {
+        return refuse(format!(
+            "--local-sgd-steps {}: gradients are summed in every step, or weights averaged; use --local-sgd-steps 1, or \
+             --async-data-parallel=false",
+            config.synchronize_every
+        ));
+    }
+    if config.unused == Unused::Skip {
+        return refuse(
+            "`Unused::Skip`, which tells all ranks in every step; use `Unused::Refuse`".to_string(),
+        );
+    }
+    if config.replica_check == ReplicaCheck::EveryStep {
+        return refuse(
+            "`ReplicaCheck::EveryStep`, which waits for all ranks; use `ReplicaCheck::Off`"
+                .to_string(),
+        );
+    }
+    (max_staleness >= drain_interval).then(|| {
+        format!(
+            "--max-staleness {max_staleness} cannot be reached where --drain-interval {drain_interval} applies all \
+             updates: use a staleness below the interval"
+        )
+    })
 }

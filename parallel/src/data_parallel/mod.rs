@@ -18,13 +18,16 @@
 //! for comes from [`Module::visit`], which visits a parameter once per use.
 //!
 //! With [`DataParallelConfig::synchronize_every`] above 1 this is local SGD (Stich, arXiv 1805.09767): ranks train
-//! independently and average their weights periodically.
+//! independently and average their weights periodically. With [`DataParallelConfig::async_updates`] they do not wait for
+//! the updates of the latest steps.
 
+mod asynchronous;
 mod checkpoint_shares;
 mod config;
 mod equal_ranks;
 mod facts;
 mod gradient_parts;
+mod outstanding;
 mod reductions;
 mod replicas;
 mod shard_exchange;
@@ -36,24 +39,25 @@ mod unused;
 mod update;
 mod whole_parameters;
 
-pub use config::{DataParallelConfig, ReplicaCheck, unsupported_reason};
+pub use config::{AsyncUpdates, DataParallelConfig, ReplicaCheck, unsupported_reason};
+pub use outstanding::UpdateSums;
 pub use traffic::ExpectedTraffic;
 
-use ferrotron_autograd::Leaf;
+use ferrotron_autograd::{Leaf, lock};
 use ferrotron_nn::{
-    Axis, AxisSet, BufferConfig, Module, Param, ParamAndGradBucket, ParamAndGradBuffer, Sharding,
+    Axis, BufferConfig, Module, Param, ParamAndGradBucket, ParamAndGradBuffer, Sharding,
 };
-use ferrotron_tensor::{DType, Device, Error, Result, ShardSpec, Tensor};
+use ferrotron_tensor::{DType, Device, Error, Result, Tensor};
 use std::collections::HashMap;
 use std::ops::Range;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
 
 use crate::collective::{Group, Reduction, Work};
 use crate::mesh::Mesh;
-use checkpoint_shares::CheckpointShares;
 use equal_ranks::check_setup;
 use facts::{check_facts, check_gathers};
+use outstanding::Outstanding;
 use reductions::ReductionState;
 use stages::check_stages;
 
@@ -110,6 +114,7 @@ pub struct DataParallel {
     parts_differ: AtomicBool,
     /// Whether the gradients of the step are summed over all ranks.
     is_reduced: AtomicBool,
+    outstanding: Mutex<Outstanding>,
 }
 
 impl DataParallel {
@@ -198,6 +203,7 @@ impl DataParallel {
             .iter()
             .map(|group| group.params.iter().map(uses_of).collect())
             .collect();
+        let outstanding = Mutex::new(Outstanding::new(&buffers, config.stale_updates())?);
         let shared = ReductionState::new(mesh, config, buffers, uses)?;
         let device = params[0].leaf().device().clone();
         let (parts_differ, is_reduced) = (AtomicBool::new(false), AtomicBool::new(false));
@@ -208,6 +214,7 @@ impl DataParallel {
             device,
             parts_differ,
             is_reduced,
+            outstanding,
         })
     }
 
@@ -237,9 +244,10 @@ impl DataParallel {
     }
 
     /// The group over which the loss is averaged: all ranks along the data axis, or this rank alone if ranks take
-    /// independent steps. The loss is scaled by one over the number of valid tokens in this group.
+    /// independent steps or do not wait for updates. The loss is scaled by one over the number of valid tokens in this
+    /// group, and by one over the number of ranks too where gradients are summed without waiting.
     pub fn loss_ranks(&self) -> Group {
-        if self.shared.is_local() {
+        if self.shared.is_local() || self.shared.config.stale_updates().is_some() {
             return Group::single();
         }
         self.shared.mesh.axis(Axis::Data).clone()
@@ -248,6 +256,7 @@ impl DataParallel {
     /// Starts a step of `microbatches` micro-batches: discards all gradients. To be called before the first forward.
     pub fn begin_step(&self, microbatches: usize) {
         self.is_reduced.store(false, Relaxed);
+        lock(&self.outstanding).begin_step();
         self.shared.begin_step(microbatches);
     }
 
@@ -265,6 +274,18 @@ impl DataParallel {
         }
     }
 
+    /// Starts the reductions that wait for parameters which this rank did not use in the step: see
+    /// [`Unused::Skip`](ferrotron_nn::Unused::Skip). [`DataParallel::finish_step`] does it otherwise.
+    ///
+    /// Ranks start different reductions here. To start another collective before `finish_step`, as of the loss, call
+    /// this first: groups of the same ranks carry out their calls in one order, which must be the same on every rank.
+    pub fn reduce_unused(&self) -> Result<()> {
+        match self.shared.keeps_gradients() {
+            true => self.shared.complete_unused(),
+            false => Ok(()), // each `end_backward` did
+        }
+    }
+
     /// Ends the step; call it after its last backward. Waits until every gradient is summed over all ranks with a
     /// partial gradient.
     ///
@@ -272,10 +293,8 @@ impl DataParallel {
     /// [`ReplicaCheck::EveryStep`] as [`DataParallel::check_replicas`]. Errors in the first step if, with sequence
     /// parallelism, a model does not cut its positions: sums over the tensor axis would be too large.
     pub fn finish_step(&self) -> Result<()> {
+        self.reduce_unused()?;
         let shared = &self.shared;
-        if shared.keeps_gradients() {
-            shared.complete_unused()?;
-        }
         shared.finish_reductions()?;
         shared.check_complete()?;
         shared.tell_contributions(self.device())?;
@@ -320,6 +339,15 @@ impl DataParallel {
     /// The square of [`DataParallel::grad_norm`], an f64 tensor of one element on the device. It does not
     /// synchronize, unless collectives of GPU tensors go through host memory.
     pub fn sq_norm(&self) -> Result<Tensor> {
+        self.sq_norm_over(&[Axis::Tensor, Axis::Pipeline])
+    }
+
+    /// The square of the norm of this pipeline stage's gradients, equal on its ranks. Other stages take no part.
+    pub fn stage_sq_norm(&self) -> Result<Tensor> {
+        self.sq_norm_over(&[Axis::Tensor])
+    }
+
+    fn sq_norm_over(&self, axes: &[Axis]) -> Result<Tensor> {
         self.check_reduced()?;
         let shared = &self.shared;
         // Written by the host, so that a fake device also has a valid number.
@@ -328,11 +356,11 @@ impl DataParallel {
         {
             group.add_sq_norm(&mut sum)?;
         }
-        for axis in [Axis::Tensor, Axis::Pipeline] {
-            sum = shared.mesh.axis(axis).all_reduce(sum, Reduction::Sum)?.wait()?;
+        for axis in axes {
+            sum = shared.mesh.axis(*axis).blocking().all_reduce(sum, Reduction::Sum)?.wait()?;
         }
         if shared.sharding() > Sharding::None {
-            sum = shared.mesh.dp_cp().all_reduce(sum, Reduction::Sum)?.wait()?;
+            sum = shared.mesh.dp_cp().blocking().all_reduce(sum, Reduction::Sum)?.wait()?;
         }
         Ok(sum)
     }
@@ -341,46 +369,11 @@ impl DataParallel {
         &self.device
     }
 
-    /// Number of steps, after `steps` steps of the run, until all ranks along the batch axes have equal weights: 0
-    /// unless they take independent steps. It depends on the steps of the run, not of this process, so a resumed run
+    /// Number of steps, after `steps` steps, until all ranks along the batch axes have equal weights: 0 unless they take
+    /// independent steps or do not wait for updates. The caller counts: updates where ranks take independent steps, as
+    /// [`DataParallel::update`] does; steps of the run with its skipped ones where they do not wait. A resumed run
     /// keeps the same period.
     pub fn steps_to_synchronization(&self, steps: u64) -> u64 {
         self.shared.steps_to_synchronization(steps)
-    }
-
-    /// Returns a function that says of each shard of the optimizer's state whether this rank writes it to checkpoints.
-    /// Call it in the order in which the optimizer visits them, with the axes along which a shard is replicated.
-    /// Together the ranks write every element once, and the ranks along the batch axes equal shares. Where replicas
-    /// take steps of their own, the first one's state is written.
-    pub fn written_states(&self) -> impl FnMut(AxisSet, &ShardSpec) -> bool {
-        let alike = self.shared.config.synchronize_every == 1;
-        // With any sharding, the ranks along the batch axes own different shards.
-        let sharded = self.shared.sharding() > Sharding::None;
-        let mut shares = CheckpointShares::new(self.shared.mesh.dp_cp(), alike);
-        move |replicated, place| self.shared.counts(replicated) && (sharded || shares.takes(place))
-    }
-
-    /// Calls `f` with every shard of a weight that this rank writes to checkpoints. Together the ranks write every
-    /// element once, and the ranks along the batch axes equal shares.
-    pub fn visit_weights(
-        &self,
-        mut f: impl FnMut(&str, &ShardSpec, Tensor) -> Result<()>,
-    ) -> Result<()> {
-        let mut shares = CheckpointShares::new(self.shared.mesh.dp_cp(), true);
-        let groups = self.buffers().groups().iter();
-        for group in groups.filter(|group| self.shared.counts(group.replicated)) {
-            // Ranks along the batch axes hold equal weights, unless weights are sharded.
-            let sharded = group.weight_shard.is_some();
-            group.visit_weights(|name, place, tensor| {
-                if sharded || shares.takes(place) { f(name, place, tensor) } else { Ok(()) }
-            })?;
-        }
-        let writes = |param: &&Param| {
-            self.shared.counts(param.replicated()) && shares.takes(param.shard_spec())
-        };
-        let frozen = self.buffers().frozen().iter();
-        frozen
-            .filter(writes)
-            .try_for_each(|param| f(param.name(), param.shard_spec(), param.leaf().value()?))
     }
 }

@@ -191,7 +191,8 @@ impl ReductionState {
 
     /// Starts the reduction of a bucket whose gradients are complete.
     pub fn reduce(&self, bucket: usize) -> Result<()> {
-        if self.is_local() {
+        // `launch_update` sums them, when the buffers of an earlier step are free.
+        if self.is_local() || self.config.stale_updates().is_some() {
             return Ok(());
         }
         let group = &self.buffers.groups()[bucket];
@@ -303,7 +304,7 @@ impl ReductionState {
 
     /// Number of steps, after `steps` steps, until all ranks have equal weights.
     pub fn steps_to_synchronization(&self, steps: u64) -> u64 {
-        let every = self.config.synchronize_every as u64;
+        let every = self.config.synchronization_interval() as u64;
         steps.next_multiple_of(every) - steps
     }
 

@@ -7,7 +7,7 @@ use ferrotron_tensor::DType;
 
 use super::DataParallel;
 use super::sharded_weights::{PrefetchWindow, lines};
-use crate::collective::direct::gathered_rows;
+use crate::collective::routes::{all_reduced, gathered_rows, scattered};
 use crate::collective::{Group, partition_range};
 
 /// Bytes that a rank sends for gradients and weights.
@@ -53,7 +53,7 @@ impl DataParallel {
             let dtype = lock(&group.gradients).dtype();
             let gradient = dtype.size();
             let (scattered, gathered) = match group.owners.is_empty() {
-                true => (scatter(batch, len), gather(batch, len, weight)),
+                true => (scatter(batch, len, gradient), gather(batch, len, weight)),
                 false => (reduce(batch, group, dtype), broadcast(batch, group)),
             };
             let sent = match shared.sharding() {
@@ -129,10 +129,9 @@ impl DataParallel {
     }
 }
 
-/// Elements that this rank sends in a reduce-scatter of `len` elements: every shard but its own.
-fn scatter(ranks: &Group, len: usize) -> usize {
-    let own = partition_range(len, ranks.size(), ranks.rank());
-    if ranks.size() == 1 { 0 } else { len - own.len() }
+/// Elements of `bytes` bytes that this rank sends in a reduce-scatter of `len` elements.
+fn scatter(ranks: &Group, len: usize, bytes: usize) -> usize {
+    scattered(ranks.size(), ranks.rank(), len, bytes)
 }
 
 /// Rows of `bytes` bytes that this rank sends in an all-gather of `rows` rows.
@@ -142,7 +141,7 @@ fn gather(ranks: &Group, rows: usize, bytes: usize) -> usize {
 
 /// Bytes that this rank sends in an all-reduce of `len` elements of `bytes` bytes.
 fn all_reduce(ranks: &Group, len: usize, bytes: usize) -> usize {
-    bytes * (scatter(ranks, len) + gather(ranks, len, bytes))
+    all_reduced(ranks.size(), ranks.rank(), len, bytes)
 }
 
 /// Elements that this rank sends when each parameter is reduced to its owner: all but its own. Sums of 16-bit numbers

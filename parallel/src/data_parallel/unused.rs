@@ -37,8 +37,9 @@ impl ReductionState {
         }
     }
 
-    /// Completes by zeros the buckets in which this rank did not use all parameters. Called at the end of a step or, if
-    /// gradients are sharded, of a micro-batch. Does nothing with [`Unused::Refuse`].
+    /// Completes by zeros the buckets in which this rank did not use all parameters, and starts their reductions. Called
+    /// behind the last backward of a step or, if gradients are sharded, of a micro-batch. Does nothing with
+    /// [`Unused::Refuse`], or the second time in a step.
     ///
     /// Errors, naming it, if a parameter got more contributions than it has uses.
     pub fn complete_unused(&self) -> Result<()> {
@@ -48,7 +49,8 @@ impl ReductionState {
         let first = *lock(&self.turn);
         (first..self.reductions.len()).try_for_each(|bucket| self.complete(bucket))?;
         self.reduce_ready()?;
-        *lock(&self.turn) = 0;
+        // Another micro-batch may follow only if each one is reduced.
+        *lock(&self.turn) = if self.keeps_gradients() { self.reductions.len() } else { 0 };
         Ok(())
     }
 

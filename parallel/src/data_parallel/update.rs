@@ -16,7 +16,7 @@ impl DataParallel {
     /// weights; if ranks take independent steps and the period has ended, it averages them.
     ///
     /// All ranks call this in the same steps. It reduces a few numbers over them, to refuse together; over the ranks of
-    /// its model replica only, if replicas take independent steps.
+    /// its model replica only, if replicas take independent steps or do not wait for updates.
     ///
     /// # Errors
     ///
@@ -39,7 +39,9 @@ impl DataParallel {
         step: &StepConfig,
     ) -> Result<()> {
         let mesh = &self.shared.mesh;
-        let ranks: &[&Group] = match self.shared.is_local() {
+        // With updates that nobody waits for, all ranks have the same sums and refuse the same ones.
+        let alone = self.shared.is_local() || self.shared.config.stale_updates().is_some();
+        let ranks: &[&Group] = match alone {
             true => &[mesh.axis(Axis::Tensor), mesh.axis(Axis::Pipeline)],
             false => &[mesh.world()],
         };
@@ -53,7 +55,7 @@ impl DataParallel {
         let most: Vec<f64> = std::iter::once(refuses).chain(both).collect();
         let mut most = Tensor::from_slice(&Device::cpu(1)?, &most, &[most.len()])?;
         for ranks in ranks {
-            most = ranks.all_reduce(most, Reduction::Max)?.wait()?;
+            most = ranks.blocking().all_reduce(most, Reduction::Max)?.wait()?;
         }
         let most = most.to_vec::<f64>()?;
         let message = match most[0] {

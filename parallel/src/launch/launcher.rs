@@ -23,6 +23,9 @@ use crate::descriptors;
 /// Pause between looks at the ranks.
 const PAUSE: Duration = Duration::from_millis(20);
 
+/// The same for each rank, where there are many: a look asks the system about each.
+const PAUSE_PER_RANK: Duration = Duration::from_micros(100);
+
 /// Time that ranks have to end before they are killed. It begins for the others when one has failed, and for all when
 /// an interrupt follows another signal.
 const KILL_AFTER: Duration = Duration::from_secs(5);
@@ -85,7 +88,7 @@ pub fn launch(
     out: impl Write + Send + 'static,
     err: impl Write + Send + 'static,
 ) -> Result<JobEnd> {
-    descriptors::provide(config.ranks)?; // ranks inherit what is raised
+    descriptors::provide_launcher(config.ranks)?; // ranks inherit what is raised
     let (out, err) = (Arc::new(Mutex::new(out)), Arc::new(Mutex::new(err)));
     let (port, secret, lines) = (free_port()?, secret()?, Lines::new());
     let mut ranks = Vec::with_capacity(config.ranks);
@@ -162,7 +165,7 @@ fn watch<W: Write>(
         {
             break;
         }
-        std::thread::sleep(PAUSE);
+        std::thread::sleep(PAUSE.max(PAUSE_PER_RANK * ranks.len() as u32));
     }
     // Ranks that still run are killed when they are dropped.
     let numbers = |is: fn(&RankProcess) -> bool| -> Vec<String> {

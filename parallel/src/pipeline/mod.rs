@@ -35,8 +35,10 @@ mod tests;
 
 pub use analysis::simulate::{Span, StageTimes, Timeline, simulate};
 pub use analysis::validate::{PeakActivations, validate};
+pub use analysis::versions::weight_versions;
 pub use analysis::{formula, svg, text};
 pub use runtime::execute::{ExecutionTrace, PipelineModel, execute};
+pub use runtime::weight_versions::WeightVersions;
 pub use schedule::PipelineSchedule;
 pub use schedule::config::{PipelineConfig, ScheduleKind, unsupported_reason};
 pub use schedule::instruction::{Direction, Instruction, Message};

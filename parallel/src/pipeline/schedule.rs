@@ -8,11 +8,12 @@ pub(super) mod transfers;
 
 use super::schedule::instruction::{Direction, Instruction, Message};
 
-/// The instructions of every pipeline rank for one step.
+/// The instructions of every pipeline rank, for one step or, without a flush, for several.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PipelineSchedule {
     stages: usize,
     microbatches: usize,
+    steps: usize,
     chunks: usize,
     ranks: Vec<Vec<Instruction>>,
 }
@@ -24,7 +25,10 @@ impl PipelineSchedule {
         microbatches: usize,
         chunks: usize,
     ) -> PipelineSchedule {
-        PipelineSchedule { stages: ranks.len(), microbatches, chunks, ranks }
+        let is_update =
+            |instruction: &&Instruction| matches!(instruction, Instruction::Update { .. });
+        let updates = ranks.first().map_or(0, |list| list.iter().filter(is_update).count());
+        PipelineSchedule { stages: ranks.len(), microbatches, steps: updates.max(1), chunks, ranks }
     }
 
     /// Whether no rank runs any backward: a schedule for evaluation.
@@ -41,9 +45,14 @@ impl PipelineSchedule {
         self.stages
     }
 
-    /// Number of micro-batches per step.
+    /// Number of micro-batches, of all steps.
     pub fn microbatches(&self) -> usize {
         self.microbatches
+    }
+
+    /// Number of steps: that of the updates, or 1 if the schedule has none.
+    pub fn steps(&self) -> usize {
+        self.steps
     }
 
     /// Number of chunks per rank.

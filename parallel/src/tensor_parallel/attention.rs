@@ -57,7 +57,7 @@ impl ParallelAttention {
 
     /// (B, T, C) -> (B, T, C), with T/tp positions on both sides with sequence parallelism. T counts the positions
     /// `ctx.sequence`. With a cache, positions continue after the cached ones, the new keys and values are appended,
-    /// and no gradient flows back through attention.
+    /// no gradient flows back through attention, and context-parallel ranks have whole sequences.
     ///
     /// Errors as [`ContextParallel::attend`].
     pub fn forward(&self, ctx: &Context, x: &Var, cache: Option<&mut KvCache>) -> Result<Var> {

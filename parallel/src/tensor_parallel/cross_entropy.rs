@@ -110,17 +110,17 @@ struct Exchange(TensorParallel);
 
 impl VocabAllReduce for Exchange {
     fn max(&self, per_token: Tensor) -> Result<Tensor> {
-        self.0.group().all_reduce(per_token, Reduction::Max)?.wait()
+        self.0.group().blocking().all_reduce(per_token, Reduction::Max)?.wait()
     }
 
     fn sum(&self, per_token: Tensor) -> Result<Tensor> {
-        self.0.group().all_reduce(per_token, Reduction::Sum)?.wait()
+        self.0.group().blocking().all_reduce(per_token, Reduction::Sum)?.wait()
     }
 }
 
 impl VocabParallelComm for Exchange {
     fn gather_input(&self, x: Tensor) -> Result<Tensor> {
-        self.0.gathered(&x)?.wait()
+        self.0.blocking().gathered(&x)?.wait()
     }
 
     fn reduce_input_gradient(&self, dx: Tensor) -> Result<PendingGradient> {

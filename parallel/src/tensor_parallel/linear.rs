@@ -42,6 +42,11 @@ impl TpStyle {
 }
 
 impl TensorParallel {
+    /// The same ranks, for calls whose results are needed at once.
+    pub(super) fn blocking(&self) -> TensorParallel {
+        TensorParallel { group: self.group.blocking(), ..self.clone() }
+    }
+
     /// Gathers all positions of an activation on the residual stream.
     #[track_caller]
     pub(super) fn gathered(&self, x: &Tensor) -> Result<Work<Tensor>> {
@@ -77,11 +82,12 @@ impl TensorParallel {
         let _span = forward_span(cut.name());
         let value = match cut {
             TpStyle::Colwise => {
-                linear(&self.gathered(x.value())?.wait()?, weight.value(), bias.map(Var::value))?
+                let whole = self.blocking().gathered(x.value())?.wait()?;
+                linear(&whole, weight.value(), bias.map(Var::value))?
             }
             TpStyle::Rowwise => {
                 let part = linear(x.value(), weight.value(), None)?;
-                let sum = self.reduced(part)?.wait()?;
+                let sum = self.blocking().reduced(part)?.wait()?;
                 bias.map_or(Ok(sum.clone()), |bias| sum.add(bias.value()))?
             }
         };
@@ -94,7 +100,7 @@ impl TensorParallel {
             return x.linear_gelu(weight, bias);
         }
         let span = forward_span(TpStyle::Colwise.name());
-        let whole = self.gathered(x.value())?.wait()?;
+        let whole = self.blocking().gathered(x.value())?.wait()?;
         let (hidden, value) = linear_gelu(&whole, weight.value(), bias.map(Var::value))?;
         drop((span, whole));
         gelu_from_preactivation(&self.record(x, weight, bias, TpStyle::Colwise, hidden)?, value)

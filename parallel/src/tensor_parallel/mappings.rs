@@ -38,31 +38,33 @@ impl<F: FnOnce(Tensor) -> Result<Tensor> + Send + 'static> Backward for Conjugat
     }
 }
 
-/// Records `forward` of x with `backward` as its gradient; both are the identity in a group of one.
+/// Records `forward` of x with `backward` as its gradient; both are the identity in a group of one. They need the results of
+/// their calls at once.
 fn map(
     name: &'static str,
     x: &Var,
     group: &Group,
-    forward: impl FnOnce(&Tensor) -> Result<Tensor>,
+    forward: impl FnOnce(&Tensor, &Group) -> Result<Tensor>,
     backward: impl FnOnce(Tensor, &Group) -> Result<Tensor> + Send + 'static,
 ) -> Result<Var> {
     if group.size() == 1 {
         return Ok(x.clone());
     }
     let _span = forward_span(name);
-    let (value, group) = (forward(x.value())?, group.clone());
+    let group = group.blocking();
+    let value = forward(x.value(), &group)?;
     Var::record(&[x], value, || Conjugate { name, backward: move |dy| backward(dy, &group) })
 }
 
 /// The identity on a replicated value whose gradients are partial sums.
 pub fn copy_to_tp(x: &Var, group: &Group) -> Result<Var> {
     let backward = |dy, group: &Group| group.all_reduce(dy, Reduction::Sum)?.wait();
-    map("copy_to_tp", x, group, |x| Ok(x.clone()), backward)
+    map("copy_to_tp", x, group, |x, _| Ok(x.clone()), backward)
 }
 
 /// The all-reduce of partial sums; the result and its gradient are replicated.
 pub fn reduce_from_tp(x: &Var, group: &Group) -> Result<Var> {
-    let forward = |x: &Tensor| group.all_reduce(x.clone(), Reduction::Sum)?.wait();
+    let forward = |x: &Tensor, group: &Group| group.all_reduce(x.clone(), Reduction::Sum)?.wait();
     map("reduce_from_tp", x, group, forward, |dy, _| Ok(dy))
 }
 
@@ -73,20 +75,20 @@ pub fn scatter_to_tp(x: &Var, dim: usize, group: &Group) -> Result<Var> {
         "scatter_to_tp",
         x,
         group,
-        |x| local_slice(x, dim, group),
+        |x, group| local_slice(x, dim, group),
         move |dy, group| all_gather_dim(&dy, dim, len, group)?.wait(),
     )
 }
 
 /// All-gathers dim `dim`, `len` long, from shards. Subsequent computation is equal on every rank.
 pub fn gather_from_tp(x: &Var, dim: usize, len: usize, group: &Group) -> Result<Var> {
-    let forward = |x: &Tensor| all_gather_dim(x, dim, len, group)?.wait();
+    let forward = |x: &Tensor, group: &Group| all_gather_dim(x, dim, len, group)?.wait();
     map("gather_from_tp", x, group, forward, move |dy, group| local_slice(&dy, dim, group))
 }
 
 /// All-gathers dim `dim`, `len` long, from shards. Subsequent computation differs between ranks.
 pub fn gather_from_sp(x: &Var, dim: usize, len: usize, group: &Group) -> Result<Var> {
-    let forward = |x: &Tensor| all_gather_dim(x, dim, len, group)?.wait();
+    let forward = |x: &Tensor, group: &Group| all_gather_dim(x, dim, len, group)?.wait();
     let backward = move |dy: Tensor, group: &Group| reduce_scatter_dim(&dy, dim, group)?.wait();
     map("gather_from_sp", x, group, forward, backward)
 }
@@ -94,7 +96,7 @@ pub fn gather_from_sp(x: &Var, dim: usize, len: usize, group: &Group) -> Result<
 /// This rank's shard of dim `dim` of the sum of partial sums.
 pub fn reduce_scatter_to_sp(x: &Var, dim: usize, group: &Group) -> Result<Var> {
     let len = x.value().dim(dim as isize)?;
-    let forward = |x: &Tensor| reduce_scatter_dim(x, dim, group)?.wait();
+    let forward = |x: &Tensor, group: &Group| reduce_scatter_dim(x, dim, group)?.wait();
     let backward = move |dy: Tensor, group: &Group| all_gather_dim(&dy, dim, len, group)?.wait();
     map("reduce_scatter_to_sp", x, group, forward, backward)
 }
@@ -103,7 +105,7 @@ pub fn reduce_scatter_to_sp(x: &Var, dim: usize, group: &Group) -> Result<Var> {
 ///
 /// Errors unless `from` can be sharded evenly. The shards of `to` must have equal sizes.
 pub fn all_to_all(x: &Var, from: usize, to: usize, group: &Group) -> Result<Var> {
-    let forward = |x: &Tensor| all_to_all_dim(x, from, to, group);
+    let forward = |x: &Tensor, group: &Group| all_to_all_dim(x, from, to, group);
     let backward = move |dy: Tensor, group: &Group| all_to_all_dim(&dy, to, from, group);
     map("all_to_all", x, group, forward, backward)
 }

@@ -10,19 +10,19 @@ use crate::values::make;
 use crate::worlds::{Backend, TIMEOUT, all};
 
 /// Long enough for calls to meet on a busy machine, short enough to wait for.
-const SHORT: Duration = Duration::from_millis(800);
+pub const SHORT: Duration = Duration::from_millis(800);
 
 /// Long enough that a test which waits for it fails.
-const LONG: Duration = TIMEOUT;
+pub const LONG: Duration = TIMEOUT;
 
 /// One all-reduce, from the same place for everybody.
-fn reduce(group: &Group, dtype: DType, len: usize) -> Result<()> {
+pub fn reduce(group: &Group, dtype: DType, len: usize) -> Result<()> {
     group.all_reduce(make(dtype, &[len], |_| 1.0)?, Reduction::Sum)?.wait().map(drop)
 }
 
 /// Calls until the first error, which must come soon, and calls again. The reason must be the same, and the error must
 /// say which call it was.
-fn until_error(mut f: impl FnMut() -> Result<()>) -> Result<()> {
+pub fn until_error(mut f: impl FnMut() -> Result<()>) -> Result<()> {
     let start = Instant::now();
     let error = loop {
         if let Err(error) = f() {
@@ -39,7 +39,7 @@ fn until_error(mut f: impl FnMut() -> Result<()>) -> Result<()> {
 }
 
 /// Every rank's error holds all of `words`.
-fn check(errors: &[String], words: &[&str]) {
+pub fn check(errors: &[String], words: &[&str]) {
     for (rank, error) in errors.iter().enumerate() {
         for word in words {
             assert!(error.contains(word), "rank {rank} does not say '{word}': {error}");

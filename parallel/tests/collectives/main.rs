@@ -1,9 +1,12 @@
 //! Tests of every backend of collectives, written once and run for each.
 
+mod blocking;
 #[path = "../common/mod.rs"]
 mod common;
+mod control_plane;
 mod faults;
 mod flight;
+mod many_ranks;
 mod nccl;
 mod operations;
 mod rendezvous;
@@ -57,6 +60,12 @@ macro_rules! for_every_backend {
                 work_that_nobody_waits_for_is_done,
                 groups_of_one_name_are_told_apart,
             );
+            cases!(blocking:
+                blocking_calls_give_the_results_of_queued_ones,
+                blocking_calls_come_after_those_in_the_queue,
+                names_of_a_group_share_a_queue_and_count_apart,
+                faults_end_blocking_calls,
+            );
             cases!(turns: a_huge_call_does_not_keep_another_group_waiting,);
             cases!(traffic: bytes_are_those_of_the_algorithm, bytes_are_counted_by_operation,);
             cases!(faults:
@@ -77,6 +86,13 @@ macro_rules! for_every_backend {
                 a_rank_that_leaves_early_is_named,
                 a_tensor_that_holds_a_flat_is_named,
                 impossible_groups_and_roots_are_refused,
+            );
+            cases!(many_ranks:
+                every_operation_of_many_ranks,
+                sums_of_many_ranks_have_the_same_bits,
+                a_barrier_of_many_ranks_waits_for_the_last,
+                a_different_call_among_many_is_named,
+                a_late_rank_of_many_is_named,
             );
             cases!(roots:
                 another_root_of_a_broadcast_is_named,

@@ -12,7 +12,7 @@ use crate::worlds::{Backend, all};
 
 const SIZES: [usize; 6] = [0, 1, 2, 7, 64, 1001];
 
-/// Rows and elements of a row: small buffers, and some over 256 KiB with fewer rows than ranks, which go round a ring.
+/// Rows and elements of a row: small buffers, and some with parts of over 64 KiB, fewer than ranks, which go round a ring.
 fn shapes(dtype: DType) -> impl Iterator<Item = [usize; 2]> {
     let large = [[1, 70_001], [2, 70_001]].into_iter().filter(move |_| dtype == DType::F32);
     SIZES.into_iter().map(|rows| [rows, 3]).chain(large)

@@ -32,8 +32,8 @@ pub fn floats_sum_to_the_same_bits_everywhere_and_again(backend: Backend) {
 }
 
 pub fn wide_floats_are_added_round_the_ring(backend: Backend) {
-    // Parts go straight to their owners, and round the ring from 256 KiB on.
-    for (n, len) in [(2, 5003), (3, 5003), (5, 5003), (3, 70_001), (5, 70_001)] {
+    // Parts go straight to their owners, and round the ring if they have more than 64 KiB.
+    for (n, len) in [(2, 5003), (3, 5003), (5, 5003), (3, 90_001), (5, 90_001)] {
         for dtype in [DType::F64, DType::F32] {
             let ranks = backend.run(n, |world| {
                 let group = world.group("all", &all(&world))?;

@@ -128,7 +128,8 @@ pub fn rank_config(
 #[test]
 fn shared_memory_is_shared() {
     Backend::SharedMemory.run(2, |world| {
-        let _group = world.group("all", &all(&world))?;
+        let group = world.group("all", &all(&world))?; // its pipes live as long
+        group.barrier().wait()?;
         let maps = std::fs::read_to_string("/proc/self/maps").expect("this is Linux");
         assert!(maps.contains("ferrotron-ring"), "the ranks use TCP: {maps}");
         Ok(())

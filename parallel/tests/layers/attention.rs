@@ -223,32 +223,29 @@ fn the_ring_sends_each_block_once_round() {
     }
 }
 
+/// With caches, each context-parallel rank has whole sequences of its own.
 #[test]
-fn a_cache_needs_whole_sequences() -> Result<()> {
+fn a_cached_sequence_is_that_of_the_plain_layer() -> Result<()> {
     let config = config(4, 4, 0.0);
-    let refused = on_ranks(2, |world| {
-        let Rank { tp, cp, ctx, .. } =
-            Spread { tp: 1, sequence: BOTH[0], cp: 2 }.rank(&world, 1, 8)?;
+    let check = |tp: TensorParallel, cp: ContextParallel| -> Result<()> {
+        let ctx = Context::new(SEED, 3, Mode::Eval, 1, 8);
         let attention = ParallelAttention::new(&scope("attn"), &tp, &cp, &config)?;
-        let mut cache = KvCache::new(&device(), DType::F64, 1, 8, &config)?;
-        let x = Var::constant(normal(&[1, 4, 128], "x"));
-        Ok(attention.forward(&ctx, &x, Some(&mut cache)).unwrap_err().to_string())
+        let serial = Attention::new(&scope("attn"), &config)?;
+        let empty = || KvCache::new(&device(), DType::F64, 1, 8, &config);
+        let mut caches = [empty()?, empty()?];
+        for positions in [5, 1, 2] {
+            let x = Var::constant(normal(&[1, positions, 128], "x"));
+            let got = attention.forward(&ctx, &x, Some(&mut caches[0]))?;
+            let want = serial.forward(&ctx, &x, Some(&mut caches[1]))?;
+            assert_equal("with a cache", got.value(), want.value());
+        }
+        assert_eq!(cp.group().traffic().bytes(), 0);
+        Ok(())
+    };
+    check(TensorParallel::single(), ContextParallel::single())?;
+    on_ranks(2, |world| {
+        let Rank { tp, cp, .. } = Spread { tp: 1, sequence: BOTH[0], cp: 2 }.rank(&world, 1, 8)?;
+        check(tp, cp)
     });
-    let want = "attn: attention: a cache of keys and values needs context-parallel-size 1, got 2";
-    assert_eq!(refused, [want, want]);
-    // Alone it is as in the plain layer.
-    let ctx = Context::new(SEED, 3, Mode::Eval, 1, 8);
-    let tp = TensorParallel::single();
-    let attention =
-        ParallelAttention::new(&scope("attn"), &tp, &ContextParallel::single(), &config)?;
-    let serial = Attention::new(&scope("attn"), &config)?;
-    let empty = || KvCache::new(&device(), DType::F64, 1, 8, &config);
-    let mut caches = [empty()?, empty()?];
-    for positions in [5, 1, 2] {
-        let x = Var::constant(normal(&[1, positions, 128], "x"));
-        let got = attention.forward(&ctx, &x, Some(&mut caches[0]))?;
-        let want = serial.forward(&ctx, &x, Some(&mut caches[1]))?;
-        assert_equal("with a cache", got.value(), want.value());
-    }
     Ok(())
 }

@@ -121,6 +121,13 @@ impl Rank {
 
     /// Forward, backward and reductions of a step.
     pub fn gradients(&mut self, step: usize, scale: f64) -> Result<Step> {
+        let (loss, execution) = self.backward(step, scale)?;
+        self.parallel.finish_step()?;
+        Ok(Step { loss, norm: self.parallel.grad_norm()?, execution })
+    }
+
+    /// Forward and backward of a step. Returns this rank's share of the loss.
+    pub fn backward(&mut self, step: usize, scale: f64) -> Result<(f64, ExecutionTrace)> {
         let schedule = PipelineSchedule::new(&PipelineConfig {
             kind: self.plan.kind,
             stages: self.plan.stages,
@@ -136,9 +143,7 @@ impl Rank {
             loss: 0.0,
         };
         let execution = execute(&schedule, &mut stage, &self.mesh, scale)?;
-        let loss = stage.loss * scale;
-        self.parallel.finish_step()?;
-        Ok(Step { loss, norm: self.parallel.grad_norm()?, execution })
+        Ok((stage.loss * scale, execution))
     }
 
     pub fn update(&mut self, norm: f64) -> Result<()> {

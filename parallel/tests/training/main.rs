@@ -3,6 +3,7 @@
 // `#[derive(Module)]` writes `::ferrotron::nn`.
 extern crate ferrotron_nn as ferrotron;
 
+mod asynchronous;
 mod cases;
 mod executor;
 mod faults;
@@ -15,4 +16,5 @@ mod replicas;
 mod thawing;
 mod toy;
 mod traffic;
+mod unflushed;
 mod unused;

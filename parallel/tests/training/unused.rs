@@ -6,7 +6,7 @@ use ferrotron_nn::{
     OptimizerConfig, Param, Sharding, StateSpec, StepConfig, Unused, UpdateConfig, UpdateRule,
     UpdateStep,
 };
-use ferrotron_parallel::collective::{WorldConfig, run_threads};
+use ferrotron_parallel::collective::{Reduction, WorldConfig, run_threads};
 use ferrotron_parallel::data_parallel::{DataParallel, DataParallelConfig, ReplicaCheck};
 use ferrotron_parallel::mesh::{Mesh, ParallelDims};
 use ferrotron_parallel::tensor_parallel::{ParallelMlp, SequenceParallel};
@@ -190,6 +190,42 @@ fn experts_are_trained_as_on_one_rank_and_left_alone_where_nobody_uses_them() ->
                 }
             }
         }
+    }
+    Ok(())
+}
+
+/// A rank that lacks an expert starts its reduction behind the last backward, others earlier. What follows comes behind
+/// both, also in a group of the same ranks.
+#[test]
+fn the_loss_is_summed_behind_reductions_that_ranks_start_at_different_times() -> Result<()> {
+    for sharding in Sharding::ALL {
+        let results = run_threads(2, &WorldConfig::default(), |world| {
+            let mesh = Mesh::new(&world, ParallelDims::new(2, 1, 1, 1)?, SequenceParallel::Off)?;
+            let mixture = Mixture::new(&Device::cpu(1)?, &mesh)?;
+            let config = DataParallelConfig {
+                sharding,
+                bucket_numel: Some(10),
+                unused: Unused::Skip,
+                ..DataParallelConfig::default()
+            };
+            let parallel = DataParallel::new(&[&mixture], &mesh, &config)?;
+            let used: [&[usize]; 2] = [&[2], &[0, 1, 2]];
+            let mut sums = Vec::new();
+            for _ in 0..3 {
+                parallel.begin_step(1);
+                let loss = mixture.loss(1.0, used[mesh.rank()])?;
+                loss.backward()?;
+                parallel.end_backward()?;
+                parallel.reduce_unused()?;
+                let sum = mesh.world().all_reduce(loss.value().copy()?, Reduction::Sum)?;
+                parallel.finish_step()?;
+                sums.push((sum.wait()?.item()?, parallel.grad_norm()?));
+            }
+            Ok(sums)
+        });
+        let found = results.into_iter().collect::<Result<Vec<_>>>()?;
+        assert_eq!(found[0], found[1], "{sharding:?}");
+        assert!(found[0].iter().all(|sums| *sums == found[0][0]), "{sharding:?}: {found:?}");
     }
     Ok(())
 }

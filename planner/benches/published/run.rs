@@ -11,7 +11,7 @@ use ferrotron_parallel::data_parallel::DataParallelConfig;
 use ferrotron_parallel::mesh::ParallelDims;
 use ferrotron_parallel::pipeline::ScheduleKind;
 use ferrotron_parallel::tensor_parallel::SequenceParallel;
-use ferrotron_planner::cluster::{AttentionKernels, Cluster, Software};
+use ferrotron_planner::cluster::{AttentionKernels, Cluster, OptimizerPasses, Software};
 use ferrotron_planner::{Prediction, RecordedRun};
 use ferrotron_tensor::{DType, Result};
 
@@ -87,9 +87,8 @@ impl Run {
             ..BatchSizeConfig::default()
         })?;
         let trainer = TrainerConfig::new(1, LrSchedule::constant(1e-4)?, batch_size);
-        // What ZeRO gathers and frees is a block.
-        let block = model.num_parameters() as usize / layers;
-        let bucket = if self.sharding == Sharding::Weights { block } else { 40_000_000 };
+        // DeepSpeed gathers each matrix of a block by itself (arXiv 2104.07857, section 6.1); the smallest has hidden x hidden.
+        let bucket = if self.sharding == Sharding::Weights { hidden * hidden } else { 40_000_000 };
         let parallel = ParallelConfig {
             pipeline_schedule: match (chunks, self.zero_bubble) {
                 (_, true) => ScheduleKind::ZbH1,
@@ -136,6 +135,8 @@ pub fn cluster(name: &str) -> Result<Cluster> {
     let software = Software {
         attention: AttentionKernels::Unfused,
         overlap_messages: false,
+        optimizer: OptimizerPasses::Unfused,
+        sequence_first: true,
         ..cluster.software
     };
     Ok(Cluster { software, ..cluster })
@@ -158,9 +159,9 @@ pub fn scales() -> impl Iterator<Item = f64> {
     (0..SCALES).map(|step| FIRST + STEP * step as f64)
 }
 
-/// The scale with the least mean absolute error over rows, of each of which the errors by scale are given.
+/// The scale with the least squares of relative errors over rows, of each of which the errors by scale are given.
 pub fn fitted<'a>(rows: impl Iterator<Item = &'a Vec<f64>> + Clone) -> f64 {
-    let loss = |index: usize| -> f64 { rows.clone().map(|errors| errors[index].abs()).sum() };
+    let loss = |index: usize| -> f64 { rows.clone().map(|errors| errors[index].powi(2)).sum() };
     let best = (0..SCALES).min_by(|a, b| loss(*a).total_cmp(&loss(*b)));
     FIRST + STEP * best.unwrap_or(0) as f64
 }

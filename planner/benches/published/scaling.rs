@@ -22,7 +22,11 @@ pub fn megatron() -> Result<()> {
     let cluster = cluster("dgx-2")?;
     // Megatron-LM's README of 2019: reducing gradients during backward made the two smaller models slower.
     let overlapped = |tensor: usize| {
-        let software = Software { overlap_grad_reduce: tensor > 2, ..cluster.software };
+        let software = Software {
+            overlap_grad_reduce: tensor > 2,
+            copies_gradients: true,
+            ..cluster.software
+        };
         Cluster { software, ..cluster.clone() }
     };
     let run = |[layers, hidden, heads, tensor]: [usize; 4], data: usize| Run {
@@ -130,7 +134,7 @@ pub fn zero(scale: f64) -> Result<()> {
     for (index, (name, _, rows)) in ZERO.into_iter().enumerate() {
         let others = &found[1 - index];
         let loss =
-            |share: usize| -> f64 { others.iter().map(|(_, errors)| errors[share].abs()).sum() };
+            |share: usize| -> f64 { others.iter().map(|(_, errors)| errors[share].powi(2)).sum() };
         let best = (0..SHARES).min_by(|a, b| loss(*a).total_cmp(&loss(*b))).unwrap_or(0);
         for (([gpus, micro, _], tflops), (whole, by_share)) in rows.iter().zip(&found[index]) {
             println!(

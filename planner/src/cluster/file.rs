@@ -8,7 +8,9 @@ use std::ops::RangeInclusive;
 use std::path::Path;
 use toml::Value;
 
-use super::{AttentionKernels, Cluster, Cores, GpuSpec, HOST, Link, Software};
+use super::{
+    AttentionKernels, CHANNELS, Cluster, Cores, GpuSpec, HOST, Link, OptimizerPasses, Software,
+};
 use crate::curve::Curve;
 use crate::keys::Keys;
 
@@ -82,6 +84,9 @@ impl Cluster {
                 overlap_grad_reduce: keys.flag("software.overlap_grad_reduce")?,
                 overlap_messages: keys.flag("software.overlap_messages")?,
                 scatter_gather: keys.flag("software.scatter_gather")?,
+                optimizer: optimizer(&keys)?,
+                sequence_first: optional_flag(&keys, "software.sequence_first")?,
+                copies_gradients: optional_flag(&keys, "software.copies_gradients")?,
             },
         };
         keys.all_are_read()?;
@@ -129,6 +134,12 @@ fn gpu(keys: &Keys<'_>) -> Result<GpuSpec> {
             PlannedDevice::Cpu { .. } => curves(keys, "gpu.kernel_gflops", 1e-6..=1e9, 1e9)?,
             PlannedDevice::Gpu(_) => BTreeMap::new(),
         },
+        collective_multiprocessors: match device {
+            PlannedDevice::Gpu(_) if keys.find(CHANNELS).is_some() => {
+                keys.number(CHANNELS, 0.0..=(multiprocessors - 1) as f64)? as usize
+            }
+            _ => 0,
+        },
         host: keys
             .find(HOST)
             .map(|_| keys.number(HOST, 1e-3..=1e5))
@@ -136,6 +147,22 @@ fn gpu(keys: &Keys<'_>) -> Result<GpuSpec> {
             .map(|gb| 1e9 * gb),
         launch: 1e-6 * keys.number("gpu.launch_us", 0.0..=1e4)?,
     })
+}
+
+/// A truth value that is false unless the file has it.
+fn optional_flag(keys: &Keys<'_>, key: &str) -> Result<bool> {
+    keys.find(key).map_or(Ok(false), |_| keys.flag(key))
+}
+
+/// The passes of an update: fused unless the file says otherwise.
+fn optimizer(keys: &Keys<'_>) -> Result<OptimizerPasses> {
+    let key = "software.optimizer";
+    let stated = keys.find(key).map(|_| keys.text(key)).transpose()?;
+    match stated.as_deref() {
+        None | Some("fused") => Ok(OptimizerPasses::Fused),
+        Some("unfused") => Ok(OptimizerPasses::Unfused),
+        Some(other) => Err(keys.error(key, &format!("is '{other}', and must be fused or unfused"))),
+    }
 }
 
 fn cores(keys: &Keys<'_>) -> Result<Cores> {
@@ -253,6 +280,8 @@ mod tests {
                 "node.collective_us.all_reduce.64 is -1",
             ),
             ("host_gb_per_s = 25", "host_gb_per_s = 0", "gpu.host_gb_per_s is 0"),
+            ("multiprocessors = 24", "multiprocessors = 108", "and must be from 0 to 107"),
+            ("[software]", "[software]\noptimizer = \"slow\"", "software.optimizer is 'slow'"),
             ("gb_per_s = 20 #", "gb_per_s = \"20 GB/s\" #", "network.gb_per_s is"),
             ("[node]", "[node", "is no TOML"),
         ] {

@@ -41,6 +41,12 @@ impl Transfer {
     }
 }
 
+/// Whether an instruction has a block of the program: a computation or an update.
+fn is_block(instruction: &Instruction) -> bool {
+    instruction.microbatch_and_chunk().is_some()
+        || matches!(instruction, Instruction::Update { .. })
+}
+
 /// A call of a group.
 #[derive(Clone, Copy)]
 enum Call {
@@ -117,8 +123,8 @@ impl<'a> Rank<'a> {
             let block = match instruction {
                 None if self.phase == 0 => Some(&program.before),
                 None => Some(&program.behind),
-                Some(instruction) if instruction.microbatch_and_chunk().is_some() => {
-                    Some(program.block(instruction, schedule.microbatches())?)
+                Some(instruction) if is_block(instruction) => {
+                    Some(program.block(instruction, schedule)?)
                 }
                 Some(_) => None,
             };
@@ -278,9 +284,15 @@ impl<'a> Rank<'a> {
         end
     }
 
+    /// Runs kernels of `seconds`. Products, attention among them, have fewer multiprocessors as long as a call runs.
     fn compute(&mut self, seconds: f64, part: Part) {
         let start = self.now;
-        self.now += seconds;
+        let beside = (self.free[0].max(self.free[1]) - start).max(0.0);
+        let taken = match part {
+            Part::Products | Part::Attention => self.program.taken_by_calls,
+            Part::Memory | Part::Optimizer => 0.0,
+        };
+        self.now += (seconds / (1.0 - taken)).min(seconds + taken * beside);
         self.spend(Slot::Computing(part), start, self.now);
     }
 

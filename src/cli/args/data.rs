@@ -101,8 +101,8 @@ pub struct SplitArgs {
     /// Fraction of the tokens, at the end, that is held out for validation; 0 trains on all [default: 0.1]
     #[arg(long, value_name = "SHARE", conflicts_with = "split")]
     valid_fraction: Option<f64>,
-    /// The split as proportions for training, validation and testing, such as 90,5,5. The test part of data
-    /// sets is evaluated once, behind the last step; of --data, nothing reads it
+    /// The split as proportions for training, validation and testing, such as 90,5,5; those left out are 0. The test part
+    /// of data sets is evaluated once, behind the last step; of --data, nothing reads it
     #[arg(long, value_name = "TRAIN,VALID,TEST", num_args = 1.., value_delimiter = ',', value_parser = proportion)]
     split: Option<Vec<f64>>,
 }
@@ -115,7 +115,9 @@ impl SplitArgs {
     /// Reads the options of a run.
     pub fn from_options(options: &Options) -> SplitArgs {
         let numbers = |name: &str| {
-            options.values(name).iter().map(|text| text.parse().ok()).collect::<Option<Vec<f64>>>()
+            let values = options.values(name);
+            let texts = values.iter().flat_map(|text| text.split(','));
+            texts.map(|text| proportion(text).ok()).collect::<Option<Vec<f64>>>()
         };
         SplitArgs {
             valid_fraction: numbers("valid-fraction").and_then(|found| found.first().copied()),
@@ -126,16 +128,23 @@ impl SplitArgs {
     /// Errors for a fraction or proportions that are none.
     pub fn split(&self) -> Result<Split> {
         match (self.split.as_deref(), self.valid_fraction) {
-            (Some(&[train, validation]), _) => Split::proportions([train, validation, 0.0]),
-            (Some(&[train, validation, test]), _) => Split::proportions([train, validation, test]),
-            (Some(parts), _) => {
-                let count = parts.len();
-                let mut message = format!(
-                    "takes proportions for training, validation and testing, such as 90,5,5, got {count} of them"
+            (Some(&[share]), _) if share > 0.0 && share < 1.0 => {
+                let message = format!(
+                    "{share} alone is a proportion, by which all data is for training: give 100 for that, or \
+                     --valid-fraction {share} to hold that share out"
                 );
-                if let [share] = parts {
-                    message += &format!(": for a fraction give --valid-fraction {share}");
-                }
+                Err(Error::config("--split", message))
+            }
+            (Some(&[training]), _) => Split::proportions([training, 0.0, 0.0]),
+            (Some(&[training, validation]), _) => Split::proportions([training, validation, 0.0]),
+            (Some(&[training, validation, test]), _) => {
+                Split::proportions([training, validation, test])
+            }
+            (Some(parts), _) => {
+                let message = format!(
+                    "takes proportions for training, validation and testing, such as 90,5,5, got {} of them",
+                    parts.len()
+                );
                 Err(Error::config("--split", message))
             }
             (None, Some(fraction)) => Split::valid_fraction(fraction),
@@ -337,7 +346,7 @@ impl DataArgs {
         }))
     }
 
-    /// What stops at the ends of documents, or of packed samples.
+    /// The attention and positions that stop at the ends of documents, or of packed samples.
     pub fn document_resets(&self) -> DocumentResets {
         let packs = self.packing.is_on();
         DocumentResets {

@@ -7,7 +7,7 @@ use ferrotron::models::gpt::{
 use ferrotron::models::support::ModelSizes;
 use ferrotron::models::trainer::ParallelConfig;
 use ferrotron::nn::{Axis, GradDType, Sharding};
-use ferrotron::parallel::data_parallel::DataParallelConfig;
+use ferrotron::parallel::data_parallel::{AsyncUpdates, DataParallelConfig};
 use ferrotron::parallel::mesh::ParallelDims;
 use ferrotron::parallel::pipeline::ScheduleKind;
 use ferrotron::parallel::tensor_parallel::SequenceParallel;
@@ -45,10 +45,14 @@ pub struct ParallelArgs {
     /// Cut activations between tensor-parallel layers along the sequence
     #[arg(long)]
     pub sequence_parallel: bool,
-    /// Order of the pipeline's work: naive, gpipe, 1f1b, interleaved or zb-h1 [default: 1f1b, or
-    /// interleaved with several chunks]
+    /// Order of the pipeline's work: naive, gpipe, 1f1b, interleaved or zb-h1; without a flush, with weights of earlier
+    /// steps: pipedream, pipedream-vertical-sync or pipedream-2bw [default: 1f1b, or interleaved with several chunks]
     #[arg(long, value_name = "NAME")]
     pub pipeline_schedule: Option<String>,
+    /// Steps between those after which a pipeline without a flush is drained, to be saved and evaluated; SIGTERM and other
+    /// requests to stop wait for the next one [default: 50]
+    #[arg(long, value_name = "N")]
+    pub pipeline_drain_interval: Option<usize>,
     /// Chunks of the model on each pipeline rank [default: 1, or 2 if interleaved]
     #[arg(long, value_name = "N")]
     pub num_virtual_stages_per_pipeline_rank: Option<usize>,
@@ -63,6 +67,17 @@ pub struct ParallelArgs {
     /// [default: 1, gradients are summed in every step]
     #[arg(long, value_name = "N", default_value_t = 1, hide_default_value = true)]
     pub local_sgd_steps: usize,
+    /// Data-parallel ranks go on with weights that miss the updates of the latest steps, instead of waiting for the slowest
+    #[arg(long)]
+    pub async_data_parallel: bool,
+    /// Largest number of updates that a rank's weights miss, with --async-data-parallel; 0 is the synchronous run
+    /// [default: 1]
+    #[arg(long, value_name = "K")]
+    pub max_staleness: Option<usize>,
+    /// Steps after which all ranks apply all updates, with --async-data-parallel: a run saves, evaluates and ends there,
+    /// and SIGTERM and other requests to stop wait for it [default: 10]
+    #[arg(long, value_name = "N")]
+    pub drain_interval: Option<usize>,
     /// Keep what backward needs (none), or compute parts of each block (selective) or whole blocks (full) again
     #[arg(long, value_name = "WHAT", value_enum, default_value = "none")]
     pub recompute_granularity: Granularity,
@@ -119,19 +134,51 @@ impl ParallelArgs {
         let share =
             (model.num_parameters as usize / (model.num_layers * layout.size(Axis::Tensor))).max(1);
         let bucket = if self.zero_stage >= 2 { bucket.min(share) } else { bucket };
+        let pipeline_schedule = named.unwrap_or(implied);
+        if pipeline_schedule.flushes() && self.pipeline_drain_interval.is_some() {
+            let message = format!(
+                "needs --pipeline-schedule pipedream, or another without a flush: \
+                 {pipeline_schedule} is drained after each step"
+            );
+            return Err(Error::config("--pipeline-drain-interval", message));
+        }
+        let default = ParallelConfig::default();
         Ok(ParallelConfig {
-            pipeline_schedule: named.unwrap_or(implied),
+            pipeline_schedule,
+            drain_interval: self.pipeline_drain_interval.unwrap_or(default.drain_interval),
             chunks,
             data_parallel: DataParallelConfig {
                 sharding: Sharding::ALL[usize::from(self.zero_stage)],
                 bucket_numel: Some(self.ddp_bucket_size.unwrap_or(bucket)),
                 synchronize_every: self.local_sgd_steps,
+                async_updates: self.async_updates()?,
                 gradients,
                 ..DataParallelConfig::default()
             },
             recompute: self.recompute()?,
-            ..ParallelConfig::default()
+            ..default
         })
+    }
+
+    /// The updates that ranks do not wait for.
+    fn async_updates(&self) -> Result<Option<AsyncUpdates>> {
+        let options = [
+            ("--max-staleness", self.max_staleness.is_some()),
+            ("--drain-interval", self.drain_interval.is_some()),
+        ];
+        let typed = options.into_iter().find(|(_, typed)| *typed && !self.async_data_parallel);
+        if let Some((option, _)) = typed {
+            let message = "needs --async-data-parallel: add it, or leave this out";
+            return Err(Error::config(option, message));
+        }
+        if self.drain_interval == Some(0) {
+            return Err(Error::config("--drain-interval", "must be positive, got 0"));
+        }
+        let default = AsyncUpdates::default();
+        Ok(self.async_data_parallel.then(|| AsyncUpdates {
+            max_staleness: self.max_staleness.unwrap_or(default.max_staleness),
+            drain_interval: self.drain_interval.unwrap_or(default.drain_interval),
+        }))
     }
 
     /// The recomputation in backward that the options ask for.

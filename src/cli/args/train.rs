@@ -61,7 +61,7 @@ impl TrainArgs {
     /// Errors as [`Intervals::check`].
     pub fn intervals(&self, trainer: &TrainerConfig, progress: &TrainState) -> Result<Intervals> {
         let parallel = &trainer.parallel;
-        let every = parallel.data_parallel.synchronize_every as u64;
+        let every = parallel.state_interval().max(1);
         let train_iters = match self.optimization.train_samples {
             None => self.optimization.train_iters(parallel),
             Some(samples) => {
@@ -78,15 +78,14 @@ impl TrainArgs {
             exit_interval: self.run.exit_interval,
             log_interval: self.run.log_interval,
         };
-        intervals.check(every as usize)?;
+        intervals.check(parallel)?;
         Ok(intervals)
     }
 }
 
-/// The number of steps that was typed, or a default after which replicas are the same.
+/// The number of steps that was typed, or a default after which all ranks hold one state of the model.
 fn steps(typed: Option<u64>, default: u64, parallel: &ParallelConfig) -> u64 {
-    let every = parallel.data_parallel.synchronize_every as u64;
-    typed.unwrap_or(default.next_multiple_of(every))
+    typed.unwrap_or(default.next_multiple_of(parallel.state_interval().max(1)))
 }
 
 #[derive(Debug, Clone, Args)]
@@ -251,11 +250,13 @@ impl OptimizationArgs {
                 step + 1
             ));
         }
-        let every = trainer.parallel.data_parallel.synchronize_every as u64;
-        if !step.is_multiple_of(every) {
+        let every = trainer.parallel.state_interval();
+        // A pipeline's first steps end at the next multiple.
+        if trainer.parallel.pipeline_schedule.flushes() && !step.is_multiple_of(every) {
+            let (option, reason) = trainer.parallel.state_interval_reason();
             return refuse(format!(
-                "the run would begin behind step {step}, but replicas are the same only after each {every} steps: leave \
-                 --local-sgd-steps out"
+                "the run would begin behind step {step}, but {reason} unless the step is a multiple of {every}: use a \
+                 divisor of {step} as --{option}"
             ));
         }
         Ok(TrainState { step, consumed_samples, steps_before: step, ..TrainState::default() })

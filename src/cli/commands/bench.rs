@@ -4,6 +4,7 @@ use clap::Args;
 use ferrotron::models::bench::{BenchConfig, bench as measure};
 use ferrotron::models::profile::{Profile, ProfileCeilings};
 use ferrotron::planner::calibrate::{Calibration, calibrate};
+use ferrotron::tensor::gemm::limit_instruction_set;
 use ferrotron::{Error, Result};
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
@@ -28,6 +29,10 @@ pub struct BenchArgs {
     /// Steps before those
     #[arg(long, value_name = "N", default_value_t = 2)]
     warmup: usize,
+    /// Best instruction set to use, to compare processors on one: portable, avx2, avx512, avx512-bf16 or amx [default: the best of this
+    /// processor]
+    #[arg(long, value_name = "NAME")]
+    instruction_set: Option<String>,
     /// Print the time and work of each operation of a step, beside the ceilings of this processor and its memory
     #[arg(long)]
     profile: bool,
@@ -52,6 +57,10 @@ pub fn bench(args: &BenchArgs) -> Result<ExitCode> {
             "bench",
             "--steps, --micro-batch-size and --vocab-size must be positive",
         ));
+    }
+    if let Some(name) = &args.instruction_set {
+        limit_instruction_set(name)
+            .map_err(|error| Error::config("--instruction-set", error.context().to_string()))?;
     }
     if let Some(path) = &args.calibrate {
         return calibrated(path, args);

@@ -19,7 +19,7 @@ use crate::cli::options::merged::MergedOptions;
 use crate::cli::options::{Options, other_optimizers};
 use crate::cli::plan::plan;
 use crate::cli::run_tokenizer::{known_vocab_size, open_tokenizer};
-use crate::cli::{bytes, memory_limits, output};
+use crate::cli::{bytes, memory_limits, output, usage};
 
 /// Tokens of the GPT-2 vocabulary, with which the presets were trained.
 const PRESET_VOCAB: usize = 50_257;
@@ -37,7 +37,8 @@ pub struct MemoryArgs {
 pub fn memory(args: &MemoryArgs, given: Options, definition: &Definition) -> Result<ExitCode> {
     let merged = MergedOptions::new(&args.train, given, definition)?;
     let matches = merged.matches("memory", definition)?;
-    let args = MemoryArgs::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
+    let args = MemoryArgs::from_arg_matches(&matches)
+        .map_err(|error| usage::refuse(&error, "ferrotron memory"))?;
     let report = match args.train.model.architecture {
         Architecture::Gpt2 | Architecture::Llama | Architecture::Gemma2 => report::<Gpt>,
         Architecture::Bert => report::<Bert>,

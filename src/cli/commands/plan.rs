@@ -54,6 +54,11 @@ pub fn plan(args: &PlanArgs, options: &Options) -> Result<ExitCode> {
         let message = "plan decides it: leave it out, or use ferrotron simulate";
         return Err(Error::config(name, message));
     }
+    if args.train.parallel.async_data_parallel {
+        let message =
+            "plan compares layouts with the same losses: leave it out, or use ferrotron simulate";
+        return Err(Error::config("--async-data-parallel", message));
+    }
     other_optimizers::check(options)?;
     match args.train.model.architecture {
         Architecture::Gpt2 | Architecture::Llama | Architecture::Gemma2 => {

@@ -3,7 +3,7 @@
 use clap::Args;
 use ferrotron::parallel::pipeline::{
     Instruction, PeakActivations, PipelineConfig, PipelineSchedule, ScheduleKind, Span, StageTimes,
-    Timeline, formula, simulate, svg, text, validate,
+    Timeline, formula, simulate, svg, text, validate, weight_versions,
 };
 use ferrotron::{Error, Result};
 use serde_json::{Value, json};
@@ -17,15 +17,20 @@ const LINE: usize = 120;
 
 #[derive(Debug, Args)]
 pub struct ScheduleArgs {
-    /// Schedule: naive, gpipe, 1f1b, interleaved or zb-h1
+    /// Schedule: naive, gpipe, 1f1b, interleaved or zb-h1; without a flush pipedream, pipedream-vertical-sync or
+    /// pipedream-2bw
     #[arg(long, value_name = "NAME", default_value = "1f1b")]
     pipeline_schedule: String,
     /// Ranks of the pipeline, p
     #[arg(long, value_name = "N", default_value_t = 4)]
     stages: usize,
-    /// Microbatches of a step, m; interleaved: a multiple of the stages
-    #[arg(long, value_name = "N", default_value_t = 8)]
-    microbatches: usize,
+    /// Microbatches of a step, m; interleaved: a multiple of the stages; pipedream: 1 [default: 8, or 1]
+    #[arg(long, value_name = "N")]
+    microbatches: Option<usize>,
+    /// Steps until a schedule without a flush is drained; the formulas count the microbatches of all of them [default: 8
+    /// without a flush, else 1]
+    #[arg(long, value_name = "N")]
+    steps: Option<usize>,
     /// Chunks of the model on each rank, v [default: 2 if interleaved, else 1]
     #[arg(long, value_name = "N")]
     chunks: Option<usize>,
@@ -54,16 +59,23 @@ pub struct ScheduleArgs {
 pub fn schedule(args: &ScheduleArgs) -> Result<ExitCode> {
     let kind: ScheduleKind = args.pipeline_schedule.parse()?;
     let chunks = args.chunks.unwrap_or(if kind == ScheduleKind::Interleaved { 2 } else { 1 });
-    let config =
-        PipelineConfig { kind, stages: args.stages, microbatches: args.microbatches, chunks };
+    let default = match kind {
+        ScheduleKind::PipeDream | ScheduleKind::PipeDreamVerticalSync => 1,
+        _ => 8,
+    };
+    let microbatches = args.microbatches.unwrap_or(default);
+    let steps = args.steps.unwrap_or(if kind.flushes() { 1 } else { 8 });
+    let config = PipelineConfig { kind, stages: args.stages, microbatches, chunks };
     let times = StageTimes {
         forward: args.tf,
         backward_input: args.tb,
         backward_weight: args.tw,
         communication: args.tcomm,
     };
-    let schedule = PipelineSchedule::new(&config)?;
+    let schedule = PipelineSchedule::over_steps(&config, steps)?;
     let peaks = validate(&schedule)?;
+    let versions = weight_versions(&schedule)?;
+    let config = PipelineConfig { microbatches: schedule.microbatches(), ..config };
     let timeline = simulate(&schedule, &times)?;
     if let Some(path) = &args.svg {
         let picture = svg::draw(&timeline, &title(&config, &timeline));
@@ -72,11 +84,25 @@ pub fn schedule(args: &ScheduleArgs) -> Result<ExitCode> {
         })?;
     }
     if args.json {
-        output::line(&report(&config, &times, &timeline, &peaks).to_string());
+        let mut report = report(&config, &times, &timeline, &peaks);
+        if !kind.flushes() {
+            report["steps"] = steps.into();
+            for (rank, versions) in versions.iter().enumerate() {
+                report["ranks"][rank]["weight_versions"] = (*versions).into();
+                report["ranks"][rank]["weights"] = weights(schedule.instructions(rank));
+            }
+        }
+        output::line(&report.to_string());
         return Ok(ExitCode::SUCCESS);
     }
     output::print(&text::draw(&timeline, LINE));
     output::print(&summary(&config, &times, &timeline, &peaks));
+    if !kind.flushes() {
+        output::print("weight versions of each rank, the newest included\n");
+        for (rank, versions) in versions.iter().enumerate() {
+            output::print(&format!("  rank {rank:<8} {versions}\n"));
+        }
+    }
     Ok(ExitCode::SUCCESS)
 }
 
@@ -162,6 +188,23 @@ fn report(
         "formula_is_exact": formula::is_exact(config.kind, times),
         "ranks": ranks,
     })
+}
+
+/// The version of the weights that each computation uses, in their order.
+fn weights(instructions: &[Instruction]) -> Value {
+    let mut selected = 0;
+    let used = instructions.iter().filter_map(|instruction| match *instruction {
+        Instruction::UseWeights { version } => {
+            selected = version;
+            None
+        }
+        Instruction::Update { step } => {
+            selected = step + 1;
+            None
+        }
+        _ => instruction.microbatch_and_chunk().map(|_| selected),
+    });
+    used.collect::<Vec<usize>>().into()
 }
 
 /// One line above the picture.

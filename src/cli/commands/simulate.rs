@@ -20,8 +20,8 @@ use crate::cli::commands::memory::vocab_size;
 use crate::cli::definition::Definition;
 use crate::cli::options::merged::MergedOptions;
 use crate::cli::options::{Options, other_optimizers};
-use crate::cli::output;
 use crate::cli::plan::plan;
+use crate::cli::{output, usage};
 
 /// Characters of a line of the timeline.
 const LINE: usize = 120;
@@ -58,7 +58,8 @@ pub struct SimulateArgs {
 pub fn simulate(args: &SimulateArgs, given: Options, definition: &Definition) -> Result<ExitCode> {
     let merged = MergedOptions::new(&args.train, given, definition)?;
     let matches = merged.matches("simulate", definition)?;
-    let args = SimulateArgs::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
+    let args = SimulateArgs::from_arg_matches(&matches)
+        .map_err(|error| usage::refuse(&error, "ferrotron simulate"))?;
     let report = match args.train.model.architecture {
         Architecture::Gpt2 | Architecture::Llama | Architecture::Gemma2 => report::<Gpt>,
         Architecture::Bert => report::<Bert>,
@@ -236,7 +237,7 @@ fn by_kernel(found: &Prediction) -> String {
         text += &format!(
             "{:44}{:>10}{:>12}{:>12.1}{:>12.3}\n",
             kernel.name,
-            kernel.calls,
+            (100.0 * kernel.calls).round() / 100.0,
             display(kernel.bytes as u64),
             kernel.operations / 1e9,
             1e3 * kernel.seconds
@@ -279,7 +280,7 @@ fn as_json(args: &SimulateArgs, found: &Prediction, cluster: &Cluster, parameter
         report["train_days_by_equation"] = json!(equation / DAY);
     }
     if args.by_kernel {
-        let kernel = |kernel: &ferrotron::planner::predict::KernelTime| {
+        let kernel = |kernel: &ferrotron::planner::kernels::KernelTime| {
             json!({
                 "name": kernel.name, "calls": kernel.calls, "bytes": kernel.bytes,
                 "flops": kernel.operations, "ms": 1e3 * kernel.seconds,

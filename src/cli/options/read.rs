@@ -5,7 +5,7 @@ use clap::{Arg, ArgAction, ArgMatches, Command};
 use ferrotron::Result;
 use serde_json::{Map, Value};
 
-use crate::cli::options::{Options, Source, spellings};
+use crate::cli::options::{Options, Source, absent, spellings};
 
 impl Options {
     /// The options in the words that clap has parsed into `matches`; defaults do not count.
@@ -60,7 +60,8 @@ impl Options {
             };
             let found = definition.get_arguments().find(named);
             let Some((arg, name)) = found.and_then(|arg| Some((arg, arg.get_long()?))) else {
-                return Err(source.refuse(format!("there is no option --{name}")));
+                let none = || format!("there is no option --{name}");
+                return Err(source.refuse(absent::remedy(&name).unwrap_or_else(none)));
             };
             let why = match &value {
                 Value::Object(_) => Some("is a table; keys are the options' names"),
@@ -77,6 +78,11 @@ impl Options {
             if options.contains(name) {
                 return Err(source.refuse(format!("'{key}' states --{name} once more")));
             }
+            let value = match value {
+                Value::Array(_) => value,
+                one if takes_several(arg) => Value::Array(vec![one]),
+                one => one,
+            };
             options.insert(name, value, source);
         }
         spellings::replace(&mut options, definition, source)?;

@@ -8,6 +8,7 @@ use ferrotron::models::gpt::{Gpt, Normalization};
 use ferrotron::models::tokenizer::TokenizerChoice;
 use ferrotron::models::trainer::Model;
 use ferrotron::parallel::launch::RankEnvironment;
+use ferrotron::parallel::pipeline::ScheduleKind;
 use ferrotron::{DType, Error, Result};
 use serde_json::{Map, Value};
 
@@ -64,8 +65,15 @@ const LAYOUT: &[&str] = &[
     "context-parallel-size",
     "sequence-parallel",
     "pipeline-schedule",
+    "pipeline-drain-interval",
     "num-virtual-stages-per-pipeline-rank",
 ];
+
+/// The options of [`LAYOUT`] that decide on the staleness of a pipeline's weights: a run keeps them in another layout.
+const UNFLUSHED: &[&str] = &["pipeline-schedule", "pipeline-drain-interval"];
+
+/// The options that mean nothing without `--async-data-parallel`.
+const OF_ASYNC: &[&str] = &["max-staleness", "drain-interval"];
 
 /// Options that decide one thing together: with one of them given, a resumed run forgets the others that the checkpoint
 /// remembers.
@@ -238,12 +246,21 @@ pub fn resumed(
     if rank.is_some_and(|rank| saved.values("nproc") != [rank.world_size.to_string()]) {
         saved.remove(&["nproc"]);
     }
+    if given.get("async-data-parallel") == Some(&Value::Bool(false)) {
+        saved.remove(OF_ASYNC);
+    }
+    // A run does not lose the staleness of its weights unless another schedule is named.
+    let named = given.contains("pipeline-schedule") && flushes(&given);
+    let keeps = !flushes(&saved) && !named;
+    let forgotten = |names: &[&'static str]| -> Vec<&'static str> {
+        names.iter().copied().filter(|name| !(keeps && UNFLUSHED.contains(name))).collect()
+    };
     if given.values("nproc") == ["1"] {
-        saved.remove(LAYOUT);
+        saved.remove(&forgotten(LAYOUT));
     }
     for names in TOGETHER {
         if given.states_any(names) {
-            saved.remove(names);
+            saved.remove(&forgotten(names));
         }
     }
     let before = dtype(&saved);
@@ -255,6 +272,13 @@ pub fn resumed(
         options.remove(&meaningless);
     }
     Ok(options)
+}
+
+/// Whether the pipeline of a run is flushed between steps.
+fn flushes(options: &Options) -> bool {
+    let named = options.values("pipeline-schedule").pop();
+    let kind = named.and_then(|name| name.parse::<ScheduleKind>().ok());
+    kind.is_none_or(ScheduleKind::flushes)
 }
 
 /// Errors if the samples `given` as consumed are neither those with which the run began nor those of its checkpoint, which

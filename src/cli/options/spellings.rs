@@ -26,18 +26,6 @@ const VALUES: &[(&str, &str, &str)] = &[
     ("task", "RACE", "race"),
 ];
 
-/// Options that this program does not have, and what stands nearest.
-const ABSENT: &[(&str, &str)] = &[
-    (
-        "step-batch-size-schedule",
-        "--rampup-batch-size START INCREMENT SAMPLES lets the batch grow by equal increments",
-    ),
-    (
-        "optimizer-cpu-offload",
-        "--offload-optimizer-states keeps the states in host memory, and the GPU updates the weights",
-    ),
-];
-
 /// Options of others that this program states in another way.
 #[derive(Debug, Clone, Args)]
 pub struct SpellingArgs {
@@ -68,12 +56,6 @@ pub struct SpellingArgs {
     /// Megatron-LM: ranks to trace; a trace has all
     #[arg(long, hide = true, value_name = "RANK", num_args = 1..)]
     profile_ranks: Vec<usize>,
-    /// Megatron-LM: batch sizes from numbers of tokens on, which is refused
-    #[arg(long, hide = true, value_name = "SCHEDULE", num_args = 1..)]
-    step_batch_size_schedule: Vec<String>,
-    /// Megatron-LM: an update on the host, which is refused
-    #[arg(long, hide = true)]
-    optimizer_cpu_offload: bool,
     /// torchrun: --rendezvous-port
     #[arg(long, hide = true, value_name = "HOST:PORT")]
     rdzv_endpoint: Option<String>,
@@ -98,11 +80,6 @@ pub fn replace(options: &mut Options, definition: &Command, source: &Source) -> 
         value
     };
     let is_on = |value: Option<String>| value.as_deref() == Some("true");
-    for (name, nearest) in ABSENT {
-        if take(name).is_some_and(|value| value != "false") {
-            return Err(source.refuse(format!("--{name} is not there: {nearest}")));
-        }
-    }
     let distributed = is_on(take("use-distributed-optimizer"));
     let strategy = take("data-parallel-sharding-strategy");
     let grouped = is_on(take("group-query-attention"));
@@ -273,7 +250,6 @@ mod tests {
             ),
             (json!({ "cuda-graph-impl": "full_iteration" }), "--enable-cuda-graph"),
             (json!({ "cuda-graph-impl": "none" }), ""),
-            (json!({ "optimizer-cpu-offload": false }), ""),
             (
                 json!({ "exit-signal-handler": true, "exit-signal": "SIGTERM" }),
                 "--exit-signal=SIGTERM",
@@ -320,9 +296,13 @@ mod tests {
             (json!({ "cuda-graph-impl": "local" }), "use full_iteration"),
             (
                 json!({ "step-batch-size-schedule": "0:768 250B:1536" }),
-                "--step-batch-size-schedule is not there: --rampup-batch-size START",
+                "no option --step-batch-size-schedule: --rampup-batch-size START",
             ),
             (json!({ "optimizer-cpu-offload": true }), "--offload-optimizer-states keeps"),
+            (
+                json!({ "override_opt_param_scheduler": true }),
+                "no option --override-opt-param-scheduler: options that are given go before",
+            ),
             (json!({ "rdzv-endpoint": "node1:29400" }), "must be localhost:PORT"),
             (json!({ "rdzv-endpoint": "node1" }), "must be localhost:PORT"),
         ] {

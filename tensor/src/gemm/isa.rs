@@ -11,8 +11,13 @@ pub(super) mod avx512_bf16;
 pub(super) mod portable;
 pub(super) mod vector;
 
-#[cfg(target_arch = "x86_64")]
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
 use crate::SimdLevel;
+use crate::{Error, Result};
+
+/// The place in [`Isa::ALL`] of the best one that may be used.
+static BEST: AtomicUsize = AtomicUsize::new(usize::MAX);
 
 /// An instruction set to run with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -46,8 +51,13 @@ impl Isa {
         Isa::Amx,
     ];
 
-    /// Whether this processor has it.
+    /// Whether this processor has it, and it may be used.
     fn is_here(self) -> bool {
+        let best = Isa::ALL.get(BEST.load(Relaxed));
+        best.is_none_or(|&best| self as usize <= best as usize) && self.is_of_processor()
+    }
+
+    fn is_of_processor(self) -> bool {
         match self {
             #[cfg(test)]
             Isa::PortablePairs => true,
@@ -79,6 +89,28 @@ impl Isa {
     pub(super) fn best() -> Isa {
         let here = Isa::ALL.iter().rev().find(|level| level.is_here());
         *here.expect("plain Rust runs everywhere")
+    }
+
+    /// Uses no better one than that of this name from now on.
+    pub(super) fn limit(name: &str) -> Result<()> {
+        let letters = |name: &str| name.replace('-', "").to_lowercase();
+        let here = Isa::ALL.iter().filter(|level| level.is_of_processor());
+        let Some(best) = here.clone().find(|level| letters(level.name()) == letters(name)) else {
+            let here: Vec<&str> = here.map(|level| level.name()).collect();
+            let message = format!("{name} is not one of this processor's: {}", here.join(", "));
+            return Err(Error::value("instruction set", message));
+        };
+        BEST.store(*best as usize, Relaxed);
+        SimdLevel::limit(match best {
+            #[cfg(test)]
+            Isa::PortablePairs => SimdLevel::Portable,
+            Isa::Portable => SimdLevel::Portable,
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 => SimdLevel::Avx2,
+            #[cfg(target_arch = "x86_64")]
+            _ => SimdLevel::Avx512,
+        });
+        Ok(())
     }
 
     /// The name of the instruction set.

@@ -79,6 +79,21 @@ pub fn instruction_sets() -> InstructionSets {
     InstructionSets { f32: best.for_f32().name(), bf16: best.name(), refusal }
 }
 
+/// Uses no better instruction set than the one of this name in this process, for all kernels: to compare processors on
+/// one, or to get the bits of another. To be called before the first tensor; case and hyphens do not matter.
+///
+/// ```
+/// use ferrotron_tensor::gemm::{instruction_sets, limit_instruction_set};
+/// limit_instruction_set("portable")?;
+/// assert_eq!(instruction_sets().bf16, "portable");
+/// # Ok::<(), ferrotron_tensor::Error>(())
+/// ```
+///
+/// Errors, naming those of this processor, if it has none of this name.
+pub fn limit_instruction_set(name: &str) -> Result<()> {
+    Isa::limit(name)
+}
+
 /// dst = \[dst +\] alpha * lhs * rhs \[+ bias\], summed in the accumulator's type.
 ///
 /// `lhs` is (m, k), `rhs` (k, n), `dst` (m, n), and `bias`, of length n, is added to every row. A

@@ -1,6 +1,8 @@
 //! Numbers: floating-point functions, instruction sets, random bits, disjoint writes.
 
 pub(crate) mod disjoint;
+#[cfg(all(test, target_arch = "x86_64", target_os = "linux"))]
+pub(crate) mod instructions;
 pub(crate) mod philox;
 pub(crate) mod real;
 pub(crate) mod simd;

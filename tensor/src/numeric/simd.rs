@@ -73,7 +73,7 @@ pub enum SimdLevel {
     Avx512,
 }
 
-/// The level of this machine plus one, once it is known: kernels ask for it in each call.
+/// The level to use plus one, once it is known: kernels ask for it in each call.
 static DETECTED: AtomicU8 = AtomicU8::new(0);
 
 impl SimdLevel {
@@ -86,6 +86,11 @@ impl SimdLevel {
             3 => SimdLevel::Avx512,
             _ => SimdLevel::look(),
         }
+    }
+
+    /// Uses no better level from now on, which this machine must have.
+    pub(crate) fn limit(level: SimdLevel) {
+        DETECTED.store(level as u8 + 1, Ordering::Relaxed);
     }
 
     #[cold]

@@ -27,6 +27,8 @@ pub(crate) mod norm;
 pub(crate) mod rows;
 #[cfg(test)]
 mod testing;
+#[cfg(all(test, target_arch = "x86_64", target_os = "linux"))]
+mod vectorization;
 
 pub(crate) use crate::core::view;
 pub use optim::{adafactor, adamw, ema, lion, outcome, round, sgd, sq_norm, step};

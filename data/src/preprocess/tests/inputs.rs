@@ -1,6 +1,8 @@
 //! Kinds of files, and what is wrong with some.
 
 use super::*;
+use crate::preprocess::config::MAX_DOCUMENT;
+use crate::preprocess::parquet_rows::ParquetRows;
 use flate2::write::GzEncoder;
 use parquet::data_type::{ByteArray, ByteArrayType};
 use parquet::file::properties::WriterProperties;
@@ -144,6 +146,76 @@ fn parquet_has_documents_in_rows() {
         let line = refused(&config(path, "d.parquet"), &Tokenizer::Byte);
         assert!(line.contains("d.parquet': ") && !line.contains('\n'), "{line}");
         forget(path);
+    }
+}
+
+/// Pages of about 10 MB.
+#[test]
+fn large_pages_are_read_from_any_row_on() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a.parquet");
+    let texts: Vec<String> = (0..24).map(|i| format!("{i} ").repeat(600_000)).collect();
+    for (repetition, codec) in [("required", "NONE"), ("optional", "SNAPPY"), ("optional", "GZIP")]
+    {
+        use parquet::basic::{Compression, GzipLevel};
+        let compression = match codec {
+            "NONE" => Compression::UNCOMPRESSED,
+            "SNAPPY" => Compression::SNAPPY,
+            _ => Compression::GZIP(GzipLevel::try_new(1).unwrap()),
+        };
+        let properties = WriterProperties::builder().set_compression(compression);
+        let properties = properties.set_dictionary_enabled(false).set_write_batch_size(8);
+        let properties = properties.set_data_page_size_limit(10 << 20).build();
+        let schema = format!("message rows {{ {repetition} binary text (UTF8); }}");
+        let schema = Arc::new(parse_message_type(&schema).unwrap());
+        let file = std::fs::File::create(&path).unwrap();
+        let mut writer = SerializedFileWriter::new(file, schema, Arc::new(properties)).unwrap();
+        let mut group = writer.next_row_group().unwrap();
+        let mut column = group.next_column().unwrap().unwrap();
+        let values: Vec<ByteArray> = texts.iter().map(|text| text.as_str().into()).collect();
+        let levels = (repetition == "optional").then(|| vec![1; texts.len()]);
+        column.typed::<ByteArrayType>().write_batch(&values, levels.as_deref(), None).unwrap();
+        column.close().unwrap();
+        group.close().unwrap();
+        writer.close().unwrap();
+        for at in [0, 1, 8, 23, 24] {
+            let keys = ["text".to_string()];
+            let mut file = ParquetRows::open(&path, "a.parquet", &keys, at as u64).unwrap();
+            let mut found = Vec::new();
+            while let Some(mut columns) = file.read("a.parquet").unwrap() {
+                found.append(&mut columns[0]);
+            }
+            assert_eq!(found.len(), texts.len() - at, "{codec} from row {at} on");
+            let equal =
+                |(found, text): (Option<Vec<u8>>, &String)| found.unwrap() == text.as_bytes();
+            assert!(found.into_iter().zip(&texts[at..]).all(equal), "{codec} from row {at} on");
+        }
+    }
+}
+
+/// A line may have 32 MiB, whether a line break follows or not.
+#[test]
+fn a_line_that_is_too_long_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path();
+    let line = |bytes: usize| {
+        let (head, tail) = ("{\"text\": \"", "\"}");
+        [head, &"a".repeat(bytes - head.len() - tail.len()), tail].concat()
+    };
+    for (more, end) in
+        [(0, ""), (0, "\n"), (0, "\n{\"text\": \"b\"}\n"), (1, ""), (1, "\n"), (20 << 20, "\n")]
+    {
+        std::fs::write(path.join("a.jsonl"), line(MAX_DOCUMENT + more) + end).unwrap();
+        let config = config(path, "a.jsonl");
+        if more == 0 {
+            let report = run(&config, &Tokenizer::Byte).unwrap();
+            assert_eq!(report.skipped, 0);
+            remove_written(path);
+        } else {
+            let line = refused(&config, &Tokenizer::Byte);
+            assert!(line.contains("a.jsonl': a line has more than 33554432 bytes"), "{line}");
+            forget(path);
+        }
     }
 }
 

@@ -5,7 +5,8 @@
 //! | GPT-2's | GPT-2, GPT-NeoX; SmolLM, which cuts digits off first |
 //! | cl100k's | OpenAI's cl100k and Llama 3, with up to three digits in a word; Qwen 2 and 3, with one |
 //! | o200k's | OpenAI's o200k and gpt-oss, Llama 4 |
-//! | spaces | BERT, T5, Llama 2, Gemma |
+//! | spaces | T5, Llama 2, Gemma |
+//! | spaces and marks | BERT |
 //!
 //! The regular expressions are facts about the tokenizers; the tests compare the scanner with a regex engine.
 
@@ -37,6 +38,15 @@ pub enum WordPattern {
     O200k,
     /// Cuts in front of one of these characters behind another one: nowhere if there are none.
     Spaces(&'static [char]),
+    /// Cuts spaces out, and makes each mark a word.
+    Marks,
+}
+
+/// Whether this is one of the marks that BERT takes for punctuation: all of ASCII, the dashes and quotes of General
+/// Punctuation, and the stops and brackets of CJK.
+fn is_mark(c: char) -> bool {
+    c.is_ascii_punctuation()
+        || matches!(c, '\u{2010}'..='\u{2027}' | '\u{3001}'..='\u{3003}' | '\u{3008}'..='\u{3011}')
 }
 
 impl WordPattern {
@@ -71,6 +81,19 @@ impl WordPattern {
                 }
                 Ok(())
             }
+            WordPattern::Marks => {
+                let mut rest = text.trim_start_matches(' ');
+                while let Some(first) = rest.chars().next() {
+                    let behind = rest.find(|c| c == ' ' || is_mark(c));
+                    let end = match is_mark(first) {
+                        true => first.len_utf8(),
+                        false => behind.unwrap_or(rest.len()),
+                    };
+                    take(&rest[..end])?;
+                    rest = rest[end..].trim_start_matches(' ');
+                }
+                Ok(())
+            }
             WordPattern::Gpt2SingleDigits => {
                 let mut at = 0;
                 for (digit, c) in text.match_indices(char::is_numeric) {
@@ -100,6 +123,7 @@ impl WordPattern {
         let classes = CharTable::classes();
         let is_cut = |before: char, behind: char| match self {
             WordPattern::Spaces(spaces) => spaces.contains(&behind) && !spaces.contains(&before),
+            WordPattern::Marks => [before, behind].into_iter().any(|c| c == ' ' || is_mark(c)),
             // No word goes on behind a letter or digit with these, and none is cut by what comes behind them.
             _ => {
                 let class = classes.at(before.encode_utf8(&mut [0; 4]), 0);

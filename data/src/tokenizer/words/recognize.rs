@@ -143,6 +143,9 @@ fn byte_level(pre_tokenizer: &Value) -> Option<WordPattern> {
 
 /// Pre-tokenizers that cut at spaces, and elsewhere by the characters between two spaces alone.
 fn between_spaces(pre_tokenizer: &Value) -> Option<WordPattern> {
+    if kind(pre_tokenizer) == "BertPreTokenizer" {
+        return Some(WordPattern::Marks);
+    }
     let parts = sequence(pre_tokenizer);
     let (first, others) = parts.split_first()?;
     let cuts = match kind(first) {

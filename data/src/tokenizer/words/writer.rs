@@ -63,7 +63,7 @@ impl<'a> WordWriter<'a> {
     /// Appends the tokens of a word that is not looked for in the cache.
     ///
     /// # Errors
-    /// As [`WordWriter::words`].
+    /// Errors of [`WordWriter::words`].
     pub fn uncached(&mut self, word: &str, encoder: &impl WordEncoder) -> Result<()> {
         if word.len() > self.window && encoder.has_pieces(word) {
             self.flush()?;

@@ -10,6 +10,7 @@ use crate::io::data::{Dataset, FiniteSamples, Sampler, Samples, Validation};
 use crate::io::tokenizer::Tokenizer;
 use crate::training::model::Model;
 use crate::training::run::task::EvaluationTask;
+use crate::training::trainer::ParallelConfig;
 
 /// The length of a run and the files that it writes.
 #[derive(Debug, Clone)]
@@ -57,11 +58,13 @@ pub struct Intervals {
 }
 
 impl Intervals {
-    /// Errors, with what to choose instead, if a checkpoint or an evaluation would be due while replicas that
-    /// are synchronized every `synchronize_every` steps differ.
+    /// Errors, with what to choose instead, if a checkpoint or an evaluation would be due between the steps of
+    /// [`ParallelConfig::state_interval`]: while replicas differ, or while a pipeline is not drained.
     ///
     /// ```
     /// use ferrotron_models::run::Intervals;
+    /// use ferrotron_models::trainer::ParallelConfig;
+    /// use ferrotron_parallel::pipeline::ScheduleKind;
     /// let intervals = Intervals {
     ///     train_iters: 800,
     ///     save_interval: 100,
@@ -70,11 +73,16 @@ impl Intervals {
     ///     exit_interval: None,
     ///     log_interval: 100,
     /// };
-    /// assert!(intervals.check(4).is_ok());
-    /// assert!(intervals.check(8).unwrap_err().to_string().ends_with("take 96 or 104"));
+    /// let every = |drain_interval| ParallelConfig {
+    ///     pipeline_schedule: ScheduleKind::PipeDream,
+    ///     drain_interval,
+    ///     ..ParallelConfig::default()
+    /// };
+    /// assert!(intervals.check(&every(4)).is_ok());
+    /// assert!(intervals.check(&every(8)).unwrap_err().to_string().ends_with("take 96 or 104"));
     /// ```
-    pub fn check(&self, synchronize_every: usize) -> Result<()> {
-        let every = synchronize_every.max(1) as u64;
+    pub fn check(&self, parallel: &ParallelConfig) -> Result<()> {
+        let every = parallel.state_interval().max(1);
         let numbers = [
             ("train-iters", self.train_iters),
             ("save-interval", self.save_interval),
@@ -88,9 +96,9 @@ impl Intervals {
         };
         let (below, above) = (steps / every * every, steps.next_multiple_of(every));
         let below = if below > 0 { format!("{below} or ") } else { String::new() };
+        let (option, reason) = parallel.state_interval_reason();
         let message = format!(
-            "{name} {steps} is not a multiple of local-sgd-steps {every}, and in between the replicas' weights \
-             differ: take {below}{above}"
+            "{name} {steps} is not a multiple of {option} {every}, and in between {reason}: take {below}{above}"
         );
         Err(Error::config("train", message))
     }

@@ -27,6 +27,9 @@ pub struct LoggedStep {
     /// Whether the step has updated nothing.
     #[serde(default)]
     pub skipped: bool,
+    /// The updates that the weights of each rank missed, with asynchronous data parallelism.
+    #[serde(default)]
+    pub staleness: Vec<usize>,
     /// Tokens of the step.
     pub tokens: u64,
     /// Duration of the step.

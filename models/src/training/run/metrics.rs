@@ -42,6 +42,9 @@ pub struct Metrics {
     /// Step of the checkpoint to which training was rewound behind the step.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rewound_to: Option<u64>,
+    /// With asynchronous data parallelism, the updates that the weights of each rank missed when it computed its gradient.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub staleness: Vec<usize>,
     /// Samples of the step.
     pub samples: u64,
     /// Tokens of the step.
@@ -92,6 +95,7 @@ impl Metrics {
             skipped: report.skipped || report.bad_step.is_some(),
             bad_step: report.bad_step.clone(),
             rewound_to: report.rewound_to,
+            staleness: report.staleness.clone(),
             samples: report.samples,
             tokens: report.tokens,
             step_ms: report.seconds * 1e3,
@@ -258,6 +262,7 @@ mod tests {
             skipped: true,
             bad_step: None,
             rewound_to: None,
+            staleness: Vec::new(),
             samples: 1,
             tokens: 8,
             step_ms: 1.0,

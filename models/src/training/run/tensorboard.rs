@@ -162,6 +162,7 @@ mod tests {
             skipped: false,
             bad_step: None,
             rewound_to: None,
+            staleness: Vec::new(),
             samples: 4,
             tokens: 32,
             step_ms: 500.0,

@@ -22,12 +22,15 @@ impl Tracing {
 
     /// The trainer's next step. One that is traced is waited for.
     pub fn step<M: Model>(&self, trainer: &mut Trainer<M>, samples: &dyn Samples) -> Result<()> {
-        let number = trainer.progress().step + 1;
+        let done = trainer.progress().step;
+        let last = done + trainer.steps_at_once();
         match &self.0 {
-            Some((steps, trace)) if steps.contains(&number) => trace.record(|| {
-                trainer.step_async(samples)?;
-                trainer.scope().device().synchronize()
-            }),
+            Some((steps, trace)) if *steps.start() <= last && *steps.end() > done => {
+                trace.record(|| {
+                    trainer.step_async(samples)?;
+                    trainer.scope().device().synchronize()
+                })
+            }
             _ => trainer.step_async(samples),
         }
     }

@@ -8,6 +8,7 @@
 //! are sums over all ranks, so all ranks decide alike. Gradients that overflow under a dynamic loss scale are no bad
 //! step: the loss scaler handles them.
 
+use ferrotron_parallel::data_parallel::DataParallelConfig;
 use ferrotron_tensor::{Error, Result};
 use std::fmt;
 use std::str::FromStr;
@@ -36,8 +37,13 @@ pub enum OnBadStep {
     Rewind,
 }
 
-/// The remedy that the error of a step names.
-pub(super) const REMEDY: &str = "to go on without such steps, add --on-bad-step skip or rewind";
+/// The remedy that the error of a step names, where ranks take every step together or not.
+pub(super) fn remedy(data_parallel: &DataParallelConfig) -> &'static str {
+    match data_parallel.synchronization_interval() {
+        1 => "to go on without such steps, add --on-bad-step skip or rewind",
+        _ => "go on from the last checkpoint with a smaller --lr or --clip-grad",
+    }
+}
 
 /// Names of the reactions on the command line.
 const NAMES: [(&str, OnBadStep); 3] =

@@ -9,9 +9,10 @@ use ferrotron_parallel::data_parallel::DataParallelConfig;
 use ferrotron_parallel::pipeline::ScheduleKind;
 use ferrotron_tensor::{Error, MemoryKind, Result};
 
+use crate::io::checkpoint::TrainState;
 use crate::model::gpt::{Recompute, SavedActivations};
 use crate::training::batch_size::BatchSize;
-use crate::training::trainer::bad_step::BadStepConfig;
+use crate::training::trainer::bad_step::{BadStepConfig, OnBadStep};
 
 /// Configuration of a trainer, besides model and data.
 #[derive(Debug, Clone)]
@@ -172,6 +173,47 @@ impl TrainerConfig {
         Err(Error::config("enable-cuda-graph", why))
     }
 
+    /// The reason why asynchronous updates are rejected on a GPU.
+    pub(super) const ASYNC_NEEDS_CPU: &str =
+        "does not go with a GPU, whose host does not know when a sum is complete: use --device cpu";
+
+    /// Errors, in one line, if updates that ranks do not wait for do not go with the rest of the configuration.
+    pub fn check_async(&self) -> Result<()> {
+        let refuse = |why: &str| {
+            let message = format!("does not go with {why}");
+            Err(Error::config("--async-data-parallel", message))
+        };
+        if self.parallel.data_parallel.stale_updates().is_none() {
+            return Ok(());
+        }
+        if self.precision.loss_scaler(&self.parallel)?.skips() {
+            return refuse(
+                "a dynamic loss scale, which is known behind the step before: give a constant --loss-scale, use --bf16, or \
+                 --async-data-parallel=false",
+            );
+        }
+        if self.bad_steps.on_bad_step != OnBadStep::Stop {
+            return refuse(
+                "--on-bad-step skip or rewind: later steps are under way when a bad one is found; use --on-bad-step stop, or \
+                 --async-data-parallel=false",
+            );
+        }
+        Ok(())
+    }
+
+    /// The learning rate of the step behind `progress` and so many updates.
+    pub(super) fn lr(&self, progress: &TrainState, updates: u64) -> f64 {
+        let position = match self.schedule_unit {
+            ScheduleUnit::Steps => progress.steps_before + updates + 1,
+            ScheduleUnit::Samples => {
+                let TrainState { consumed_samples, skipped_samples, .. } = *progress;
+                let batch = self.batch_size.global_batch_size(consumed_samples);
+                consumed_samples - skipped_samples + batch as u64
+            }
+        };
+        self.schedule.lr(position)
+    }
+
     /// Errors, in one line, for a spike factor that is none, and if replicas that take steps of their own would skip some.
     pub fn check_bad_steps(&self) -> Result<()> {
         self.bad_steps.check(self.parallel.data_parallel.synchronize_every)
@@ -219,11 +261,14 @@ impl Default for PrecisionConfig {
 }
 
 /// Parallelism besides the sizes of the mesh, and the placement of activations and state. The loss is unchanged,
-/// except by local SGD and 16-bit saved activations.
+/// except by local SGD, pipelines without a flush and 16-bit saved activations.
 #[derive(Debug, Clone, Copy)]
 pub struct ParallelConfig {
     /// The pipeline schedule.
     pub pipeline_schedule: ScheduleKind,
+    /// Steps between those after which a pipeline without a flush is drained: their numbers are its multiples. Only then can
+    /// the model be saved and evaluated.
+    pub drain_interval: usize,
     /// Model chunks per pipeline stage.
     pub chunks: usize,
     /// Gradient reductions and sharding.
@@ -237,15 +282,36 @@ pub struct ParallelConfig {
 }
 
 impl Default for ParallelConfig {
-    /// 1F1B with one chunk; nothing sharded, recomputed, compressed or offloaded.
+    /// 1F1B with one chunk; nothing sharded, recomputed, compressed or offloaded. Without a flush, 50 steps between drains.
     fn default() -> ParallelConfig {
         ParallelConfig {
             pipeline_schedule: ScheduleKind::OneFOneB,
+            drain_interval: 50,
             chunks: 1,
             data_parallel: DataParallelConfig::default(),
             recompute: Recompute::None,
             saved_activations: SavedActivations::default(),
             optimizer_states: MemoryKind::Device,
+        }
+    }
+}
+
+impl ParallelConfig {
+    /// Steps between those after which all ranks hold one state of the model, to be saved and evaluated: 1, unless
+    /// replicas take steps of their own or the pipeline is not flushed.
+    pub fn state_interval(&self) -> u64 {
+        match self.pipeline_schedule.flushes() {
+            true => self.data_parallel.synchronization_interval() as u64,
+            false => self.drain_interval as u64,
+        }
+    }
+
+    /// The option that decides on [`ParallelConfig::state_interval`], and the reason why nothing is saved in between.
+    pub fn state_interval_reason(&self) -> (&'static str, &'static str) {
+        match (self.pipeline_schedule.flushes(), self.data_parallel.stale_updates()) {
+            (false, _) => ("pipeline-drain-interval", "the pipeline has micro-batches in flight"),
+            (true, Some(_)) => ("drain-interval", "some updates are outstanding"),
+            (true, None) => ("local-sgd-steps", "the replicas' weights differ"),
         }
     }
 }

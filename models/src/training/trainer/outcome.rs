@@ -2,7 +2,7 @@
 
 use ferrotron_tensor::{Error, Result};
 
-use super::bad_step::REMEDY;
+use super::bad_step::remedy;
 use super::{Model, Trainer};
 
 /// The end of a step.
@@ -38,7 +38,8 @@ impl<M: Model> Trainer<M> {
         if !bad_steps.continues() {
             let step = report.step;
             self.reports.drop_last();
-            return Err(Error::value("train", format!("step {step}: {why}; {REMEDY}")));
+            let remedy = remedy(&self.config.parallel.data_parallel);
+            return Err(Error::value("train", format!("step {step}: {why}; {remedy}")));
         }
         bad_steps.count_bad(&why, &mut self.progress)?;
         Ok(Outcome::Bad)

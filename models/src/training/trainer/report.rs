@@ -30,6 +30,9 @@ pub struct StepReport {
     pub bad_step: Option<String>,
     /// Step of the checkpoint to which training was rewound behind a bad step.
     pub rewound_to: Option<u64>,
+    /// The updates that the weights missed at which each rank along the data axis computed its gradient of the step; empty
+    /// unless they are [asynchronous](ferrotron_parallel::data_parallel::AsyncUpdates).
+    pub staleness: Vec<usize>,
     /// Samples of the global batch.
     pub samples: u64,
     /// Tokens of the global batch.
@@ -69,6 +72,8 @@ pub(super) struct InFlightStep {
     /// The state of the run and of the optimizer before the step.
     pub before: TrainState,
     pub updates: u64,
+    /// The updates that the weights of each rank missed.
+    pub staleness: Vec<usize>,
 }
 
 /// A step whose loss or gradient norm was not finite.
@@ -130,6 +135,19 @@ impl Reports {
         Ok(lost)
     }
 
+    /// Adds the report of a step whose results were read otherwise, after `seconds`. Errors as [`LossReduction::means`].
+    pub fn push_read(
+        &mut self,
+        given: InFlightStep,
+        loss: f64,
+        grad_norm: f64,
+        seconds: f64,
+    ) -> Result<()> {
+        let report = report(&given, loss, grad_norm)?;
+        self.read.push(StepReport { seconds, ..report });
+        Ok(())
+    }
+
     /// Adds the report of a bad step behind which training continues, and clears the log.
     pub fn push_bad(&mut self, failed: &FailedStep, why: String) -> Result<()> {
         let FailedStep { given, loss, grad_norm, .. } = failed;
@@ -179,6 +197,7 @@ fn report(given: &InFlightStep, loss: f64, grad_norm: f64) -> Result<StepReport>
         skipped: false,
         bad_step: None,
         rewound_to: None,
+        staleness: given.staleness.clone(),
         samples: given.samples,
         tokens: given.tokens,
         seconds: given.started.elapsed().as_secs_f64(),

@@ -1,33 +1,34 @@
 //! A training step, from the samples to the updated weights, and reading its results.
 
 use ferrotron_nn::{Axis, Context, Mode, StepConfig};
-use ferrotron_parallel::collective::Reduction;
+use ferrotron_parallel::collective::{Group, Reduction};
 use ferrotron_parallel::pipeline::{PipelineConfig, PipelineSchedule, execute};
 use ferrotron_tensor::ops::outcome::{CheckStepConfig, OverflowPolicy, StepSums, check_step};
 use ferrotron_tensor::{Error, Result, Tensor};
 use std::time::Instant;
 use tracing::trace_span;
 
-use super::bad_step::REMEDY;
+use super::bad_step::remedy;
 use super::graph::{Frozen, StepGraph, Taken};
 use super::outcome::Outcome;
 use super::report::{FailedStep, InFlightStep};
-use super::{ExecutionMode, Microbatch, Model, ScheduleUnit, StepReport, Trainer};
-use crate::io::checkpoint::TrainState;
+use super::{ExecutionMode, Microbatch, Model, StepReport, Trainer};
 use crate::io::data::{Batch, Samples};
 use crate::training::loss::{LossCounts, LossReduction};
 use crate::training::stage::StageModel;
 
 /// A rank's samples of a step, and what is known of the step before any device work.
-struct StepBatch {
+pub(super) struct StepBatch {
     batches: Vec<Batch>,
     /// Seconds until they were there.
     data_seconds: f64,
     /// Samples of all ranks.
-    global_batch_size: usize,
+    pub global_batch_size: usize,
     pass: Context,
-    loss: LossReduction,
-    loss_scale: f64,
+    /// The elements of the loss terms in `batches`.
+    pub counts: LossCounts,
+    pub loss: LossReduction,
+    pub loss_scale: f64,
 }
 
 impl<M: Model> Trainer<M> {
@@ -35,6 +36,8 @@ impl<M: Model> Trainer<M> {
     ///
     /// If the loss scale is dynamic and gradients overflow, weights and moments are unchanged, but the step counts
     /// and its samples are consumed.
+    ///
+    /// With asynchronous updates it applies all that are outstanding, so that none is missed by the next step.
     ///
     /// With [`ExecutionMode::CudaGraph`] the first steps are eager, the next one is captured, and later ones replay it.
     /// Replays need the same number of micro-batches, sample length, number of valid tokens and loss scale. A step
@@ -45,9 +48,17 @@ impl<M: Model> Trainer<M> {
     /// not finite, or, with a constant loss scale, the gradient norm of any replica. The message names the step and the
     /// first parameter that is not finite. With [`OnBadStep::Skip`](super::OnBadStep::Skip) such a step counts and is
     /// reported.
+    ///
+    /// Without a flush of the pipeline it takes [`Trainer::steps_at_once`] steps, and returns the report of the last one.
     pub fn step(&mut self, samples: &dyn Samples) -> Result<StepReport> {
+        let started = Instant::now();
         self.step_async(samples)?;
+        let waits = !self.outstanding.is_empty();
+        self.drain_updates(samples)?;
         let mut reports = self.drain_reports(samples)?;
+        if let Some(report) = reports.last_mut().filter(|_| waits) {
+            report.seconds = started.elapsed().as_secs_f64();
+        }
         reports.pop().ok_or_else(|| Error::value("train", "the step has no report"))
     }
 
@@ -64,11 +75,26 @@ impl<M: Model> Trainer<M> {
         let started = Instant::now();
         let device = self.scope.device().clone();
         let _span = trace_span!("step", step = self.progress.step + 1).entered();
-        let alone = !self.reports.is_unread();
-        device.run(|| self.train_step(samples, started))?;
+        let alone = !self.reports.is_unread() && self.versions.is_none();
+        match self.versions.take() {
+            None => device.run(|| match self.is_async() {
+                true => self.launch_step(samples, started),
+                false => self.train_step(samples, started),
+            })?,
+            Some(mut versions) => {
+                let taken = device.run(|| self.train_window(&mut versions, samples, started));
+                self.versions = Some(versions);
+                taken?;
+            }
+        }
+        let seconds = started.elapsed().as_secs_f64();
+        if let Some(step) = self.outstanding.back_mut() {
+            step.seconds = seconds;
+            return Ok(());
+        }
         // For steps that are read together, only the mean duration is known.
         if let Some(report) = self.reports.last().filter(|_| alone) {
-            report.seconds = started.elapsed().as_secs_f64();
+            report.seconds = seconds;
         }
         Ok(())
     }
@@ -124,7 +150,7 @@ impl<M: Model> Trainer<M> {
 
     /// Fetches this rank's samples of the next global batch and announces those behind it. Counts the elements of the loss
     /// terms before the first forward, so that the scale of gradients does not depend on the layout.
-    fn next_batch(&self, samples: &dyn Samples) -> Result<StepBatch> {
+    pub(super) fn next_batch(&self, samples: &dyn Samples) -> Result<StepBatch> {
         let consumed = self.progress.consumed_samples;
         let sizes = self.config.batch_size;
         let data = self.mesh.axis(Axis::Data);
@@ -135,8 +161,12 @@ impl<M: Model> Trainer<M> {
         samples.prefetch(&sizes.batches(consumed + global_batch_size as u64, data.rank()));
         let counts = LossCounts::new::<M>(&self.model, &batches)?;
         let ranks = self.data_parallel.loss_ranks();
-        let own = counts.sum(|count| ranks.sum(&self.host, count))?;
-        let all = match ranks.size() == data.size() {
+        let own = match self.is_async() {
+            // Of a mean over ranks, this one's share; nobody waits for the numbers of others.
+            true => counts.sum(|count| Ok(count * data.size() as f64))?,
+            false => counts.sum(|count| ranks.sum(&self.host, count))?,
+        };
+        let all = match ranks.size() == data.size() || self.is_async() {
             true => own.clone(),
             false => counts.sum(|count| data.sum(&self.host, count))?,
         };
@@ -148,13 +178,14 @@ impl<M: Model> Trainer<M> {
             data_seconds,
             global_batch_size,
             pass,
+            counts,
             loss: LossReduction::new(&own, &all, loss_scale),
             loss_scale,
         })
     }
 
     /// The host's record of the step.
-    fn in_flight(&self, batch: &StepBatch, started: Instant) -> InFlightStep {
+    pub(super) fn in_flight(&self, batch: &StepBatch, started: Instant) -> InFlightStep {
         let rows = batch.batches.first().map_or(1, Batch::rows_per_sample);
         InFlightStep {
             lr: self.optimizer.numbers(&self.step_config()).lr,
@@ -167,6 +198,7 @@ impl<M: Model> Trainer<M> {
             sums: None,
             before: self.progress.clone(),
             updates: self.optimizer.steps(),
+            staleness: Vec::new(),
         }
     }
 
@@ -177,16 +209,9 @@ impl<M: Model> Trainer<M> {
     }
 
     /// The schedule's learning rate. The gradient scale is computed on the device.
-    fn step_config(&self) -> StepConfig {
-        let position = match self.config.schedule_unit {
-            ScheduleUnit::Steps => self.progress.steps_before + self.optimizer.steps() + 1,
-            ScheduleUnit::Samples => {
-                let TrainState { consumed_samples, skipped_samples, .. } = self.progress;
-                let batch = self.config.batch_size.global_batch_size(consumed_samples);
-                consumed_samples - skipped_samples + batch as u64
-            }
-        };
-        StepConfig { lr: self.config.schedule.lr(position), grad_scale: 1.0 }
+    pub(super) fn step_config(&self) -> StepConfig {
+        let launched = self.optimizer.steps() + self.outstanding.len() as u64;
+        StepConfig { lr: self.config.lr(&self.progress, launched), grad_scale: 1.0 }
     }
 
     /// The context of the pass over one of the batches.
@@ -196,7 +221,7 @@ impl<M: Model> Trainer<M> {
     }
 
     /// Uploads the batches to the device.
-    fn upload(&self, step: &StepBatch) -> Result<Vec<Microbatch>> {
+    pub(super) fn upload(&self, step: &StepBatch) -> Result<Vec<Microbatch>> {
         let device = self.scope.device();
         let upload =
             |batch: &Batch| Microbatch::new(device, &self.mesh, batch, self.context(step, batch));
@@ -205,33 +230,44 @@ impl<M: Model> Trainer<M> {
 
     /// Enqueues forward and backward of all micro-batches and the reductions of gradients; returns the sums of this
     /// rank's loss terms.
-    fn forward_backward(
+    pub(super) fn forward_backward(
         &mut self,
         step: &StepBatch,
         microbatches: &[Microbatch],
     ) -> Result<Vec<Tensor>> {
-        let schedule = self.schedule(microbatches.len())?;
+        let schedule = self.schedule(microbatches.len(), 1)?;
         let model =
             StageModel::new(&self.parts, &self.scope, &self.mesh, microbatches, &step.loss)?;
         let mut model = model.reduced_by(&self.data_parallel);
         self.data_parallel.begin_step(microbatches.len());
         execute(&schedule, &mut model, &self.mesh, step.loss.cotangent)?;
         let losses = model.into_sums()?;
-        step.loss.check_returned(&losses, &mut self.returned_terms, self.mesh.world())?;
+        self.data_parallel.reduce_unused()?; // before calls of other groups, which may have the same ranks
+        // A rank that waits for no other has a whole model, and all terms.
+        let single = Group::single();
+        let ranks = if self.is_async() { &single } else { self.mesh.world() };
+        step.loss.check_returned(&losses, &mut self.returned_terms, ranks)?;
         self.schedule = Some((microbatches.len(), schedule));
         Ok(losses.sums)
     }
 
-    /// The pipeline schedule for a number of micro-batches; that of the last step, if it was the same.
-    fn schedule(&mut self, microbatches: usize) -> Result<PipelineSchedule> {
-        match self.schedule.take().filter(|(known, _)| *known == microbatches) {
+    /// The pipeline schedule of `steps` steps with so many micro-batches; the last one, if it was the same.
+    pub(super) fn schedule(
+        &mut self,
+        microbatches: usize,
+        steps: usize,
+    ) -> Result<PipelineSchedule> {
+        match self.schedule.take().filter(|(known, _)| *known == microbatches * steps) {
             Some((_, schedule)) => Ok(schedule),
-            None => PipelineSchedule::new(&PipelineConfig {
-                kind: self.config.parallel.pipeline_schedule,
-                stages: self.mesh.axis(Axis::Pipeline).size(),
-                microbatches,
-                chunks: self.config.parallel.chunks,
-            }),
+            None => {
+                let config = PipelineConfig {
+                    kind: self.config.parallel.pipeline_schedule,
+                    stages: self.mesh.axis(Axis::Pipeline).size(),
+                    microbatches,
+                    chunks: self.config.parallel.chunks,
+                };
+                PipelineSchedule::over_steps(&config, steps)
+            }
         }
     }
 
@@ -262,7 +298,7 @@ impl<M: Model> Trainer<M> {
     }
 
     /// Enqueues the update.
-    fn update(&mut self) -> Result<()> {
+    pub(super) fn update(&mut self) -> Result<()> {
         let _span = trace_span!("optimizer").entered();
         self.data_parallel.update_with(&mut self.optimizer, &self.step)
     }
@@ -316,8 +352,10 @@ impl<M: Model> Trainer<M> {
     }
 
     /// Reads the results of all steps that are in flight; takes a failed one back.
-    fn read(&mut self, samples: &dyn Samples) -> Result<()> {
-        let Some(lost) = self.reports.read(self.mesh.world())? else { return Ok(()) };
+    pub(super) fn read(&mut self, samples: &dyn Samples) -> Result<()> {
+        let single = Group::single();
+        let ranks = if self.is_async() { &single } else { self.mesh.world() };
+        let Some(lost) = self.reports.read(ranks)? else { return Ok(()) };
         if self.config.bad_steps.continues() {
             let why = self.why_not_finite(&lost)?;
             return self.reports.push_bad(&lost, why);
@@ -336,7 +374,8 @@ impl<M: Model> Trainer<M> {
         }
         self.reports.outcomes.clear()?;
         let (step, why) = (self.progress.step + 1, self.why_not_finite(&lost)?);
-        Err(Error::value("train", format!("step {step}: {why}; {REMEDY}")))
+        let remedy = remedy(&self.config.parallel.data_parallel);
+        Err(Error::value("train", format!("step {step}: {why}; {remedy}")))
     }
 
     /// Says what is not finite in a step, and why as far as it is known.

@@ -10,7 +10,7 @@ use ferrotron_models::trainer::{ParallelConfig, SaveMode, Trainer, TrainerConfig
 use ferrotron_nn::schedule::LrSchedule;
 use ferrotron_nn::{OptimizerConfig, ParamPatterns, Scope, Sharding};
 use ferrotron_parallel::collective::{WorldConfig, run_threads};
-use ferrotron_parallel::data_parallel::DataParallelConfig;
+use ferrotron_parallel::data_parallel::{AsyncUpdates, DataParallelConfig};
 use ferrotron_parallel::mesh::{Mesh, ParallelDims};
 use ferrotron_parallel::pipeline::ScheduleKind;
 use ferrotron_parallel::tensor_parallel::SequenceParallel;
@@ -50,6 +50,7 @@ pub struct Case {
     pub sizes: [usize; 4],
     pub sequence: SequenceParallel,
     pub schedule: ScheduleKind,
+    pub drain_interval: usize,
     pub micro: usize,
     pub microbatches: usize,
     pub saved_activations: SavedActivations,
@@ -58,6 +59,7 @@ pub struct Case {
     pub frozen: &'static [&'static str],
     pub keep_in_fp32: &'static [&'static str],
     pub ema_decay: Option<f64>,
+    pub max_staleness: usize,
     pub saves: SaveMode,
 }
 
@@ -68,6 +70,7 @@ pub const PLAIN: Case = Case {
     sizes: [1; 4],
     sequence: SequenceParallel::Off,
     schedule: ScheduleKind::OneFOneB,
+    drain_interval: 11,
     micro: 2,
     microbatches: 4,
     saved_activations: SavedActivations {
@@ -79,6 +82,7 @@ pub const PLAIN: Case = Case {
     frozen: &[],
     keep_in_fp32: &[],
     ema_decay: None,
+    max_staleness: 0,
     saves: SaveMode::Blocking,
 };
 
@@ -107,10 +111,15 @@ impl Case {
                 ema_decay: self.ema_decay,
                 parallel: ParallelConfig {
                     pipeline_schedule: self.schedule,
+                    drain_interval: self.drain_interval,
                     chunks: if self.schedule == ScheduleKind::Interleaved { 2 } else { 1 },
                     data_parallel: DataParallelConfig {
                         sharding: self.sharding,
                         bucket_numel: Some(10_000),
+                        async_updates: Some(AsyncUpdates {
+                            max_staleness: self.max_staleness,
+                            ..AsyncUpdates::default()
+                        }),
                         ..DataParallelConfig::default()
                     },
                     recompute: self.recompute,
@@ -118,6 +127,7 @@ impl Case {
                     optimizer_states: self.optimizer_states,
                 },
                 saves: self.saves,
+                clip_grad: if self.schedule.flushes() { 1.0 } else { 0.0 },
                 ..TrainerConfig::new(1, LrSchedule::constant(1e-3)?, batch_size)
             },
             dtype: self.dtype,
@@ -130,6 +140,7 @@ impl Case {
 
 /// The counts of all ranks' pools over two steps, the second of them during a save if the plan is asynchronous.
 fn measured(plan: &MemoryEstimator<Gpt>) -> Result<Vec<RankMemory>> {
+    let updates = plan.trainer.parallel.data_parallel.stale_updates();
     let folder = tempfile::tempdir().unwrap();
     let ranks = run_threads(plan.layout.world(), &WorldConfig::default(), |world| {
         let mesh = Mesh::new(&world, plan.layout, plan.sequence_parallel)?;
@@ -141,6 +152,10 @@ fn measured(plan: &MemoryEstimator<Gpt>) -> Result<Vec<RankMemory>> {
         let save = || trainer.save_async(folder.path(), None, serde_json::Value::Null);
         let pending = (plan.trainer.saves == SaveMode::Async).then(save).transpose()?;
         trainer.step(&Numbers)?;
+        // As many steps under way as may be, and an update in each.
+        let steps = 3 * updates.map_or(0, |updates| updates.max_staleness);
+        (0..steps).try_for_each(|_| trainer.step_async(&Numbers))?;
+        trainer.drain_updates(&Numbers)?;
         pending.map(PendingSave::wait).transpose()?;
         drop(trainer);
         Ok(RankMemory::from_device(&device))

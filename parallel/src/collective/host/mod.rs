@@ -1,8 +1,8 @@
 //! The backend that runs on the processor: worlds of threads and of processes.
 //!
 //! Every rank has one progress thread. Every group is a task there, which takes the group's calls from a
-//! queue and carries them out one after another; groups do not wait for one another. Between each two
-//! ranks of a group there is a pipe each way that belongs to this group alone.
+//! queue and carries them out one after another; groups do not wait for one another. Two ranks of a group
+//! connect when a call needs a pipe between them, which belongs to this group alone.
 //!
 //! ```text
 //!  Group --call--> queue --> member: agree on headers, run an algorithm --> links --> pipes --> other ranks

@@ -3,6 +3,8 @@
 //! With p stages, m micro-batches, v chunks and the times of a micro-batch on one rank: t_f forward, t_b gradient of
 //! the input, t_w gradients of the weights. In arXiv:2104.04473, whose backward is not split, t_b stands for t_b +
 //! t_w here. Communication takes no time.
+//!
+//! Without a flush the order is that of 1F1B over the micro-batches of all steps, which m counts; updates take no time.
 
 use crate::pipeline::analysis::simulate::StageTimes;
 use crate::pipeline::analysis::validate::PeakActivations;
@@ -15,6 +17,7 @@ pub fn bubble_text(kind: ScheduleKind) -> &'static str {
         ScheduleKind::GPipe | ScheduleKind::OneFOneB => "(p-1) (tf+tb+tw)",
         ScheduleKind::Interleaved => "(p-1) (tf+tb+tw) / v",
         ScheduleKind::ZbH1 => "(p-1) (tf+tb) - (min(m,p)-1) tw",
+        _ => bubble_text(ScheduleKind::OneFOneB),
     }
 }
 
@@ -25,6 +28,7 @@ pub fn bubble_share_text(kind: ScheduleKind) -> Option<&'static str> {
         ScheduleKind::GPipe | ScheduleKind::OneFOneB => Some("(p-1)/m"),
         ScheduleKind::Interleaved => Some("(p-1)/(m v)"),
         ScheduleKind::ZbH1 => None,
+        _ => bubble_share_text(ScheduleKind::OneFOneB),
     }
 }
 
@@ -35,6 +39,7 @@ pub fn iteration_text(kind: ScheduleKind) -> &'static str {
         ScheduleKind::GPipe | ScheduleKind::OneFOneB => "(m+p-1) (tf+tb+tw)",
         ScheduleKind::Interleaved => "(m+(p-1)/v) (tf+tb+tw)",
         ScheduleKind::ZbH1 => "(m+p-1) (tf+tb) + (m+1-min(m,p)) tw",
+        _ => iteration_text(ScheduleKind::OneFOneB),
     }
 }
 
@@ -60,6 +65,7 @@ pub fn bubble(config: &PipelineConfig, times: &StageTimes) -> f64 {
             let filled = config.microbatches.min(config.stages) as f64 - 1.0;
             others * (times.forward + times.backward_input) - filled * times.backward_weight
         }
+        _ => bubble(&PipelineConfig { kind: ScheduleKind::OneFOneB, ..*config }, times),
     }
 }
 
@@ -81,8 +87,8 @@ pub fn peak(config: &PipelineConfig, rank: usize) -> PeakActivations {
     let in_flight = match kind {
         ScheduleKind::Naive => 1,
         ScheduleKind::GPipe => microbatches,
-        ScheduleKind::OneFOneB | ScheduleKind::ZbH1 => after + 1,
         ScheduleKind::Interleaved => 2 * after + (chunks - 1) * stages + 1,
+        _ => after + 1,
     };
     let activations = in_flight.min(microbatches * chunks);
     if kind == ScheduleKind::ZbH1 {

@@ -49,14 +49,14 @@ impl StageTimes {
         ))
     }
 
-    /// Duration of a computation; 0 for messages.
+    /// Duration of a computation; 0 for messages and updates.
     fn duration(&self, instruction: &Instruction, chunks: usize) -> f64 {
         let whole = match instruction {
             Instruction::Forward { .. } => self.forward,
             Instruction::Backward { .. } => self.backward_input + self.backward_weight,
             Instruction::BackwardInput { .. } => self.backward_input,
             Instruction::BackwardWeight { .. } => self.backward_weight,
-            Instruction::Send(_) | Instruction::Receive(_) | Instruction::Exchange { .. } => 0.0,
+            _ => 0.0,
         };
         whole / chunks as f64
     }
@@ -104,12 +104,10 @@ impl Timeline {
         self.total() - self.ideal()
     }
 
-    /// The computations of a rank with their time spans, without messages.
+    /// The computations of a rank with their time spans, without messages and updates.
     pub fn computations(&self, rank: usize) -> impl Iterator<Item = &Span> {
         let spans = self.ranks[rank].iter();
-        spans.filter(|span| {
-            span.instruction.sends().is_empty() && span.instruction.receives().is_empty()
-        })
+        spans.filter(|span| span.instruction.microbatch_and_chunk().is_some())
     }
 }
 

@@ -25,7 +25,7 @@ pub(in crate::pipeline) fn parts(instruction: &Instruction) -> Option<(char, usi
         Instruction::Backward { microbatch, chunk }
         | Instruction::BackwardInput { microbatch, chunk } => Some(('B', microbatch, chunk)),
         Instruction::BackwardWeight { microbatch, chunk } => Some(('W', microbatch, chunk)),
-        Instruction::Send(_) | Instruction::Receive(_) | Instruction::Exchange { .. } => None,
+        _ => None,
     }
 }
 

@@ -3,6 +3,8 @@
 use ferrotron_tensor::{Error, Result};
 use std::collections::HashMap;
 
+use crate::pipeline::analysis::rule::{Rule, must, wrong};
+use crate::pipeline::analysis::versions::weight_versions;
 use crate::pipeline::schedule::PipelineSchedule;
 use crate::pipeline::schedule::blocking_sim::BlockingSim;
 use crate::pipeline::schedule::instruction::{Direction, Instruction, Message};
@@ -26,6 +28,7 @@ pub struct PeakActivations {
 ///   follows after the gradient of its output has arrived. If the backward is split, its weight part comes last. In a
 ///   schedule for evaluation, no rank runs a backward, and nothing is kept.
 /// - Every tensor between virtual stages on different ranks is sent once, after it was computed, and received once.
+/// - Weights are used and updated as [`weight_versions`] demands.
 /// - On each channel (a direction between a pair of ranks) both ends list the same messages in the same order.
 /// - With blocking, unbuffered sends every rank reaches the end of its list. It then does with buffered sends too.
 ///
@@ -40,16 +43,13 @@ pub fn validate(schedule: &PipelineSchedule) -> Result<Vec<PeakActivations>> {
         )));
     }
     let peaks = (0..schedule.stages()).map(|rank| follow(schedule, rank)).collect::<Result<_>>()?;
+    weight_versions(schedule)?;
     compare_channels(schedule)?;
     let mut rendezvous = BlockingSim::new(schedule, schedule.ranks());
     if !rendezvous.advance(schedule.ranks()) {
         return Err(deadlock(schedule, &rendezvous));
     }
     Ok(peaks)
-}
-
-fn wrong(context: String) -> Error {
-    Error::value("pipeline schedule", context)
 }
 
 /// The progress of a micro-batch on one chunk of a rank.
@@ -103,12 +103,6 @@ struct RankWalk<'a> {
     peak: PeakActivations,
 }
 
-type Rule = std::result::Result<(), String>;
-
-fn must(holds: bool, why: &str) -> Rule {
-    if holds { Ok(()) } else { Err(why.to_string()) }
-}
-
 impl RankWalk<'_> {
     fn at(
         &mut self,
@@ -142,6 +136,8 @@ impl RankWalk<'_> {
                 at.weight_gradient_done = true;
                 self.live.deferred -= 1;
             }
+            // Checked by `weight_versions`.
+            Instruction::UseWeights { .. } | Instruction::Update { .. } => {}
             Instruction::Send(_) | Instruction::Receive(_) | Instruction::Exchange { .. } => {
                 for message in instruction.sends() {
                     self.send(message)?;

@@ -75,6 +75,28 @@ pub trait PipelineModel {
 
     /// Called when all gradients of a micro-batch in a chunk are complete, including weight gradients.
     fn end_backward(&mut self, microbatch: usize, chunk: usize) -> Result<()>;
+
+    /// Selects a version of the weights for the passes that follow, in a schedule without a flush: see
+    /// [`Instruction::UseWeights`] and [`WeightVersions`](crate::pipeline::WeightVersions). A model without versions errors.
+    fn use_weights(&mut self, version: usize) -> Result<()> {
+        Err(Error::config(
+            "pipeline",
+            format!("the model keeps no versions of its weights, got version {version}"),
+        ))
+    }
+
+    /// Updates the newest weights by the gradients of a step, in a schedule without a flush: see [`Instruction::Update`]. A
+    /// model that is updated behind its schedule errors.
+    ///
+    /// Later micro-batches are between forward and backward then, and
+    /// [`WeightVersions::update`](crate::pipeline::WeightVersions::update) changes weights in place. What `forward` saved of
+    /// them must be parameters themselves: a view (narrowed, reshaped) would read the newest weights in backward.
+    fn update(&mut self, step: usize) -> Result<()> {
+        Err(Error::config(
+            "pipeline",
+            format!("the model is not updated within its schedule, got step {step}"),
+        ))
+    }
 }
 
 /// The record of an execution.
@@ -194,6 +216,8 @@ impl Run<'_> {
                 deferred.ok_or_else(|| incomplete(instruction))?.run()?;
                 model.end_backward(microbatch, chunk)?;
             }
+            Instruction::UseWeights { version } => model.use_weights(version)?,
+            Instruction::Update { step } => model.update(step)?,
             Instruction::Send(_) | Instruction::Receive(_) | Instruction::Exchange { .. } => {
                 for message in instruction.receives() {
                     let arriving = self.receive(model, message)?;
@@ -283,7 +307,7 @@ impl Run<'_> {
             self.arriving.remove(&message).ok_or_else(|| incomplete(instruction))?;
         let part = work.wait()?;
         let whole = match self.scattered() {
-            Some(tp) => tp.all_gather(part, dims.iter().product())?.wait()?,
+            Some(tp) => tp.blocking().all_gather(part, dims.iter().product())?.wait()?,
             None => part,
         };
         whole.reshape(&dims).map(Some)

@@ -27,6 +27,9 @@ impl PipelineSchedule {
     ///   gradient, r micro-batches behind it, so that all ranks hold at most p activations. The remaining weight
     ///   gradients fill the time in which 1F1B waits for gradients at the end.
     ///
+    /// - *PipeDream*, also with vertical sync, and *PipeDream-2BW*: 1F1B, then an update, with the weight versions of
+    ///   [`ScheduleKind::weights_version`]. See [`PipelineSchedule::over_steps`] for several steps.
+    ///
     /// A send follows the computation that produces its tensor, and a receive precedes the one that consumes it;
     /// adjacent ones form one [`Instruction::Exchange`]. A receive is moved earlier if the schedule would otherwise
     /// deadlock with blocking sends. This happens for messages from the last rank to the first.
@@ -34,12 +37,46 @@ impl PipelineSchedule {
     /// # Errors
     /// Errors if [`unsupported_reason`] rejects the configuration.
     pub fn new(config: &PipelineConfig) -> Result<PipelineSchedule> {
-        if let Some(why) = unsupported_reason(config) {
+        PipelineSchedule::over_steps(config, 1)
+    }
+
+    /// The instructions of several steps of a schedule without a flush, from an empty pipeline to an empty one.
+    ///
+    /// Micro-batches count through all steps, which is the order of 1F1B over all of them. An [`Instruction::Update`]
+    /// follows the last backward of each step, and an [`Instruction::UseWeights`] precedes a computation whose version is
+    /// not selected yet.
+    ///
+    /// # Errors
+    /// Errors as [`PipelineSchedule::new`], for 0 steps, and for several of a kind that [flushes](ScheduleKind::flushes).
+    ///
+    /// ```
+    /// use ferrotron_parallel::pipeline::*;
+    /// let config = PipelineConfig { kind: ScheduleKind::PipeDream, stages: 2, microbatches: 1, chunks: 1 };
+    /// let schedule = PipelineSchedule::over_steps(&config, 3)?;
+    /// let names: Vec<String> = schedule.instructions(0).iter().map(ToString::to_string).collect();
+    /// assert!(names.contains(&"Update(step 2)".to_string()));
+    /// assert_eq!(weight_versions(&schedule)?, [2, 1]); // kept on each rank, with the newest
+    /// # Ok::<(), ferrotron_tensor::Error>(())
+    /// ```
+    pub fn over_steps(config: &PipelineConfig, steps: usize) -> Result<PipelineSchedule> {
+        let PipelineConfig { kind, stages, microbatches, chunks } = *config;
+        let refused = unsupported_reason(config).or_else(|| match steps {
+            1 => None,
+            _ if kind.flushes() => {
+                Some(format!("{kind} is empty after each step, got {steps} steps"))
+            }
+            _ => refused_sizes([stages, microbatches.saturating_mul(steps), chunks]),
+        });
+        if let Some(why) = refused {
             return Err(Error::config("pipeline schedule", why));
         }
-        let PipelineConfig { stages, microbatches, chunks, .. } = *config;
-        let computations = (0..stages).map(|rank| computations(config, rank)).collect();
-        with_transfers(computations, microbatches, chunks)
+        let microbatches = microbatches * steps;
+        let all = PipelineConfig { microbatches, ..*config };
+        let of_rank = |rank| match kind.flushes() {
+            true => computations(&all, rank),
+            false => with_updates(config, rank, computations(&all, rank)),
+        };
+        with_transfers((0..stages).map(of_rank).collect(), microbatches, chunks)
     }
 
     /// Forwards without backwards, for evaluation: all microbatches follow one another through the stages. With
@@ -86,7 +123,10 @@ fn computations(config: &PipelineConfig, rank: usize) -> Vec<Instruction> {
     match kind {
         ScheduleKind::Naive => one_forward_one_backward(config, 0),
         ScheduleKind::GPipe => one_forward_one_backward(config, microbatches),
-        ScheduleKind::OneFOneB => one_forward_one_backward(config, after),
+        ScheduleKind::OneFOneB
+        | ScheduleKind::PipeDream
+        | ScheduleKind::PipeDreamVerticalSync
+        | ScheduleKind::PipeDream2Bw => one_forward_one_backward(config, after),
         ScheduleKind::Interleaved => {
             one_forward_one_backward(config, 2 * after + (chunks - 1) * stages)
         }
@@ -142,4 +182,27 @@ fn split_backward(list: Vec<Instruction>, behind: usize) -> Vec<Instruction> {
     }
     split.extend(deferred);
     split
+}
+
+/// Inserts an update behind the last backward of each step, and the selections of weight versions.
+fn with_updates(config: &PipelineConfig, rank: usize, list: Vec<Instruction>) -> Vec<Instruction> {
+    let PipelineConfig { kind, stages, microbatches, .. } = *config;
+    let mut updated = Vec::with_capacity(2 * list.len());
+    let mut selected = 0;
+    for instruction in list {
+        let Some((microbatch, _)) = instruction.microbatch_and_chunk() else { continue };
+        let step = microbatch / microbatches;
+        let version = kind.weights_version(stages, rank, step);
+        if version != selected {
+            updated.push(Instruction::UseWeights { version });
+            selected = version;
+        }
+        let is_backward = matches!(instruction, Instruction::Backward { .. });
+        updated.push(instruction);
+        if is_backward && (microbatch + 1).is_multiple_of(microbatches) {
+            updated.push(Instruction::Update { step });
+            selected = step + 1;
+        }
+    }
+    updated
 }

@@ -61,6 +61,18 @@ pub enum Instruction {
         /// Chunk of this rank.
         chunk: usize,
     },
+    /// Select the version of the weights for the computations that follow. Version v has the updates of the first v steps
+    /// of the schedule.
+    UseWeights {
+        /// The version.
+        version: usize,
+    },
+    /// Update the newest weights by the gradients since the last update, which are those of a step. Keep the version before
+    /// as long as a later computation selects it, and select the new one, `step + 1`.
+    Update {
+        /// Index of the step within the schedule.
+        step: usize,
+    },
     /// Send a tensor to another rank.
     Send(Message),
     /// Receive a tensor from another rank. Executors only start it: the computation that consumes the tensor waits
@@ -95,15 +107,24 @@ impl Instruction {
         }
     }
 
-    /// Micro-batch and chunk of a computation; `None` for messages.
+    /// Micro-batch and chunk of a computation; `None` for messages and for instructions of weights.
     pub fn microbatch_and_chunk(&self) -> Option<(usize, usize)> {
         match *self {
             Instruction::Forward { microbatch, chunk }
             | Instruction::Backward { microbatch, chunk }
             | Instruction::BackwardInput { microbatch, chunk }
             | Instruction::BackwardWeight { microbatch, chunk } => Some((microbatch, chunk)),
-            Instruction::Send(_) | Instruction::Receive(_) | Instruction::Exchange { .. } => None,
+            Instruction::UseWeights { .. }
+            | Instruction::Update { .. }
+            | Instruction::Send(_)
+            | Instruction::Receive(_)
+            | Instruction::Exchange { .. } => None,
         }
+    }
+
+    /// Whether the instruction concerns this rank's weights alone: it computes no micro-batch and sends nothing.
+    pub fn is_of_weights(&self) -> bool {
+        matches!(self, Instruction::UseWeights { .. } | Instruction::Update { .. })
     }
 
     /// The direction of a computation's result, with its micro-batch and chunk. `None` for messages and for the
@@ -152,6 +173,8 @@ impl fmt::Display for Instruction {
             Instruction::BackwardWeight { microbatch, chunk } => {
                 write!(f, "BackwardWeight(microbatch {microbatch}, chunk {chunk})")
             }
+            Instruction::UseWeights { version } => write!(f, "UseWeights(version {version})"),
+            Instruction::Update { step } => write!(f, "Update(step {step})"),
             Instruction::Send(message) => f.write_str(&sent(message)),
             Instruction::Receive(message) => f.write_str(&received(message)),
             Instruction::Exchange { sends, receives } => {

@@ -33,16 +33,23 @@ pub fn add_send_recv(order: &PipelineSchedule) -> Result<Vec<Vec<Instruction>>> 
     Ok(lists.into_iter().map(|list| list.into_iter().filter_map(simplified).collect()).collect())
 }
 
-/// The computations of a rank with an exchange, possibly empty, before, between and after them.
+/// The computations of a rank with an exchange, possibly empty, before, between and after them. Instructions of weights
+/// stay right before the computation that follows: messages are on their way during an update.
 fn with_places(order: &PipelineSchedule, rank: usize) -> Vec<Instruction> {
     let mut list = Vec::new();
-    let mut sent = None;
+    let (mut sent, mut of_weights) = (None, Vec::new());
     for computation in order.instructions(rank) {
+        if computation.is_of_weights() {
+            of_weights.push(computation.clone());
+            continue;
+        }
         list.push(place(sent, order.consumed(rank, computation)));
+        list.append(&mut of_weights);
         list.push(computation.clone());
         sent = order.produced(rank, computation);
     }
     list.push(place(sent, None));
+    list.append(&mut of_weights);
     list
 }
 

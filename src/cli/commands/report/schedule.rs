@@ -7,6 +7,9 @@ use ferrotron::parallel::pipeline::{
 use super::escape::number;
 use crate::cli::args::train::TrainArgs;
 
+/// Steps that are drawn of a pipeline without a flush.
+const STEPS: usize = 4;
+
 /// Boxes beyond which a picture is no picture.
 const MOST_BOXES: usize = 4096;
 
@@ -49,11 +52,16 @@ fn picture(config: &PipelineConfig) -> Option<(String, String)> {
     // Both halves of backward take as long as forward.
     let times =
         StageTimes { forward: 1.0, backward_input: 1.0, backward_weight: 1.0, communication: 0.0 };
-    let timeline = simulate(&PipelineSchedule::new(config).ok()?, &times).ok()?;
+    let steps = if kind.flushes() { 1 } else { STEPS };
+    let timeline = simulate(&PipelineSchedule::over_steps(config, steps).ok()?, &times).ok()?;
+    let share = number((1000.0 * timeline.bubble() / timeline.ideal()).round() / 10.0);
     let heading = format!(
-        "{kind}, {stages} stages, {microbatches} micro-batches{}: bubble {} % of the ideal time",
+        "{kind}, {stages} stages, {microbatches} micro-batches{}: {}",
         if chunks > 1 { format!(", {chunks} chunks") } else { String::new() },
-        number((1000.0 * timeline.bubble() / timeline.ideal()).round() / 10.0),
+        match kind.flushes() {
+            true => format!("bubble {share} % of the ideal time"),
+            false => format!("{steps} steps until the pipeline is drained"),
+        },
     );
     Some((heading, svg::draw(&timeline, "")))
 }

@@ -6,7 +6,7 @@
 use ferrotron::models::data::tasks::{ScoreRequest, TokenScore};
 use ferrotron::models::evaluate::LocalModel;
 use ferrotron::models::generate::{GenerationRequest, Sampling, generate_batch};
-use ferrotron::models::generate_on_ranks::{generate_on_ranks, unsupported_reason};
+use ferrotron::models::generate_on_ranks::generate_on_ranks;
 use ferrotron::models::gpt::Gpt;
 use ferrotron::models::score::{ScoreConfig, score};
 use ferrotron::models::stop::StopFlag;
@@ -193,11 +193,7 @@ impl Engine<'_> {
     fn generate(&self, prompts: &[Prompt], watch: &mut Watch) -> Result<Vec<Completion>> {
         let several = prompts.iter().enumerate().filter(|(_, prompt)| !is_single_step(prompt));
         let several: Vec<(usize, &Prompt)> = several.collect();
-        let mut added = match unsupported_reason(self.model.mesh) {
-            None => self.with_cache(&several, watch)?,
-            Some(_) => self.by_scores(&several, watch)?,
-        }
-        .into_iter();
+        let mut added = self.with_cache(&several, watch)?.into_iter();
         let completion = |prompt: &Prompt| match is_single_step(prompt) {
             true => self.completion(prompt, Vec::new()),
             false => self.completion(prompt, added.next().unwrap_or_default()),
@@ -207,9 +203,9 @@ impl Engine<'_> {
 
     /// Continues as many prompts together as fill the model at once, with key-value caches.
     fn with_cache(&self, prompts: &[(usize, &Prompt)], watch: &mut Watch) -> Result<Vec<Vec<u32>>> {
-        let replicas_and_stages =
-            [Axis::Data, Axis::Pipeline].map(|a| self.model.mesh.axis(a).size());
-        let at_once = self.micro_batch_size * replicas_and_stages.iter().product::<usize>();
+        let mesh = self.model.mesh;
+        let at_once =
+            self.micro_batch_size * mesh.dp_cp().size() * mesh.axis(Axis::Pipeline).size();
         let mut added = vec![Vec::new(); prompts.len()];
         for (prompts, added) in prompts.chunks(at_once).zip(added.chunks_mut(at_once)) {
             // Nobody waits any more for the others.
@@ -256,48 +252,6 @@ impl Engine<'_> {
         on_token: impl FnMut(usize, u32) -> ControlFlow<()>,
     ) -> Result<()> {
         generate_on_ranks(&self.model, requests, self.micro_batch_size, on_token).map(drop)
-    }
-
-    /// Continues prompts together on ranks that share sequences. Each token costs a forward over all positions.
-    fn by_scores(&self, several: &[(usize, &Prompt)], watch: &mut Watch) -> Result<Vec<Vec<u32>>> {
-        let prompts: Vec<&Prompt> = several.iter().map(|(_, prompt)| *prompt).collect();
-        let mut added = vec![Vec::new(); prompts.len()];
-        let mut active: Vec<usize> = (0..prompts.len()).collect();
-        let samples = prompts.iter().any(|prompt| prompt.temperature > 0.0);
-        let vocab = self.model.config.vocab_size;
-        let top = if samples { vocab } else { 1 };
-        active.retain(|&index| prompts[index].max_tokens > 0 && watch(several[index].0, &[]));
-        while !active.is_empty() {
-            let request = |&index: &usize| {
-                let tokens = [&prompts[index].tokens[..], &added[index][..]].concat();
-                ScoreRequest { first_target: tokens.len(), tokens, wants_next: true }
-            };
-            let requests: Vec<ScoreRequest> = active.iter().map(request).collect();
-            let scores = self.score(&requests, top)?;
-            let mut going_on = Vec::new();
-            for ((&index, scores), request) in active.iter().zip(&scores).zip(&requests) {
-                let (prompt, score) = (prompts[index], &scores[0]);
-                let token = if prompt.temperature > 0.0 {
-                    let mut logits = vec![f64::NEG_INFINITY; vocab];
-                    score.top.iter().for_each(|&(id, logit)| logits[id as usize] = logit);
-                    self.sampling(prompt).choose(&logits, request.tokens.len() as u64)
-                } else {
-                    score.token
-                };
-                if self.tokenizer.end_of_text() == Some(token) {
-                    continue;
-                }
-                added[index].push(token);
-                self.count_token();
-                let tokens = &added[index];
-                let waits = !self.is_stopped(prompt, tokens) && watch(several[index].0, tokens);
-                if waits && tokens.len() < prompt.max_tokens {
-                    going_on.push(index);
-                }
-            }
-            active = going_on;
-        }
-        Ok(added)
     }
 
     fn sampling(&self, prompt: &Prompt) -> Sampling {

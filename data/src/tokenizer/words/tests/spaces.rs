@@ -32,7 +32,8 @@ pub fn files() -> Vec<(String, WordPattern)> {
         (nfkc.clone(), meta_space("always", true), unigrams(), AT_SPACES),
         (nfkc, meta_space("never", true), unigrams(), AT_SPACES),
         (Value::Null, in_turn, unigrams(), AT_SPACES),
-        (bert.clone(), pre_bert, word_pieces(), AT_SPACES),
+        (bert.clone(), pre_bert.clone(), word_pieces(), WordPattern::Marks),
+        (Value::Null, pre_bert, word_pieces(), WordPattern::Marks),
         (bert, json!({"type": "Whitespace"}), word_pieces(), AT_SPACES),
     ]
     .into_iter()
@@ -151,6 +152,19 @@ fn word_pieces() -> Value {
         .collect();
     json!({"type": "WordPiece", "unk_token": "[UNK]", "continuing_subword_prefix": "##",
         "max_input_chars_per_word": 100, "vocab": vocab})
+}
+
+/// Marks are cut out by the crate too, and so have its ids.
+#[test]
+fn marks_are_punctuation_of_bert() {
+    let json = file(Value::Null, json!({"type": "BertPreTokenizer"}), word_pieces());
+    let reference = tokenizers::Tokenizer::from_bytes(&json).unwrap();
+    let tokenizer = Tokenizer::from_json(&json).unwrap();
+    for c in (0..0x4000).filter_map(char::from_u32) {
+        let text = format!("a{c}a {c}{c}word");
+        let want = reference.encode_fast(text.as_str(), false).unwrap();
+        assert_eq!(tokenizer.encode(&text).unwrap(), want.get_ids(), "{text:?}");
+    }
 }
 
 #[test]

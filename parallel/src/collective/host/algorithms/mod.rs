@@ -4,3 +4,4 @@ pub(super) mod combine;
 pub(super) mod pairwise;
 pub(super) mod ring;
 pub(super) mod rooted;
+pub(super) mod tree;

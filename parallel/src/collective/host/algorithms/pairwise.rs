@@ -106,7 +106,7 @@ pub async fn reduce_scatter_narrow(
 }
 
 /// Reduces to parts: part i arrives on rank i, at its place in `bytes`, added in the order of the ring, so with the ring's
-/// bits. The buffer is at most a piece.
+/// bits. Parts are at most a piece.
 ///
 /// Ranks wait once, not once for each step round a ring: ranks that share a core take turns that often.
 pub async fn reduce_scatter_small(
@@ -143,7 +143,7 @@ pub async fn reduce_scatter_small(
     Ok(())
 }
 
-/// Sends this rank's part of `bytes` to all others, and receives theirs. The buffer is at most a piece.
+/// Sends this rank's part of `bytes` to all others, and receives theirs. Parts are at most a piece.
 pub async fn all_gather_small(
     links: &mut PeerChannels,
     parts: &[Range<usize>],
@@ -155,7 +155,7 @@ pub async fn all_gather_small(
         unsafe { links.to(to)?.lend(&bytes[own.clone()]).await? };
     }
     links.recv_headers().await?;
-    for from in links.others() {
+    for from in links.last_first() {
         let place = parts[from].clone();
         if !place.is_empty() {
             links.from(from)?.recv(&mut bytes[place]).await?;

@@ -44,7 +44,7 @@ impl Secret {
 
     /// Proves this end's knowledge and checks the other's, as the end that has connected.
     pub async fn connect(&self, stream: &mut TcpStream) -> Result<()> {
-        let own = random()?;
+        let own = random::<32>()?;
         stream.write_all(&[&HELLO[..], &own].concat()).await?;
         let randoms = [own, read(stream).await?];
         let proof = self.proof("connector", &randoms).finalize().into_bytes();
@@ -71,7 +71,7 @@ impl Secret {
             return Err(Error::new(kind, what));
         }
         let theirs = read(stream).await?;
-        let randoms = [theirs, random()?];
+        let randoms = [theirs, random::<32>()?];
         stream.write_all(&randoms[1]).await?;
         let proof: [u8; 32] = read(stream).await?;
         if let Err(error) = self.check("connector", &randoms, &proof) {
@@ -94,8 +94,9 @@ impl Secret {
     }
 }
 
-fn random() -> Result<[u8; 32]> {
-    let mut bytes = [0; 32];
+/// Returns random bytes of the system.
+pub fn random<const N: usize>() -> Result<[u8; N]> {
+    let mut bytes = [0; N];
     getrandom::fill(&mut bytes).map_err(Error::other)?;
     Ok(bytes)
 }

@@ -5,10 +5,11 @@ use std::io::{Error, ErrorKind, Result};
 use std::net::SocketAddr;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
-use super::super::runtime::world_health;
-use super::super::runtime::world_health::Entry;
+use super::super::runtime::census::{Census, Query};
+use super::super::runtime::world_health::{Answer, Entry};
+use super::super::transport::connect::GroupId;
 
-/// Bytes of the longest message; the addresses of some ten thousand ranks fit.
+/// Bytes of the longest message.
 const LONGEST: usize = 1 << 20;
 
 /// The first message on a connection.
@@ -18,6 +19,8 @@ pub struct Introduction {
     pub job_id: Option<String>,
     /// Its number in the world.
     pub rank: usize,
+    /// The incarnation of the job, which a rank that joins does not know yet.
+    pub incarnation: Option<u64>,
     /// The purpose of the connection.
     pub purpose: Purpose,
 }
@@ -25,17 +28,19 @@ pub struct Introduction {
 /// The purpose for which a rank connects to another.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub enum Purpose {
-    /// A rank comes to rank 0.
+    /// A rank comes to rank 0 and asks where its parent in the tree listens.
     Join {
         /// Number of ranks that it was told.
         size: usize,
-        /// Port at which it listens for channels.
+        /// Port at which it listens.
         port: u16,
     },
+    /// A rank comes to its parent, for messages.
+    Child,
     /// A member of a group comes to another.
     Pipe {
-        /// The name of the group.
-        group: String,
+        /// The group.
+        group: GroupId,
     },
 }
 
@@ -44,13 +49,22 @@ pub enum Purpose {
 pub enum Admission {
     /// The connection is the one it asked for.
     Admitted,
-    /// Sent by rank 0: all are there; this is where they listen, from rank 0 on.
-    Addresses(Vec<SocketAddr>),
+    /// Sent by rank 0 to a rank that has joined.
+    Parent {
+        /// The address at which the rank's parent listens.
+        address: SocketAddr,
+        /// The incarnation of the job.
+        incarnation: u64,
+    },
+    /// The other side has begun to connect too, and its connection goes before. If it does not come, try again.
+    Crossed,
+    /// The other side makes no further calls in the group.
+    Left,
     /// There is no place for this rank.
     Refused(String),
 }
 
-/// A message between two ranks, by way of rank 0.
+/// A message between two ranks. The tree passes it on.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct ControlMessage {
     /// The rank that wrote it.
@@ -64,14 +78,32 @@ pub struct ControlMessage {
 /// A message.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub enum Body {
+    /// All ranks below the writer have met it.
+    Complete,
+    /// All ranks have met.
+    Welcome,
     /// The world has failed.
     Failed(String),
+    /// Asks rank 0 for the address of a rank.
+    Where {
+        /// Comes back with the answer.
+        question: u64,
+        /// The rank.
+        rank: usize,
+    },
+    /// The answer to [`Body::Where`].
+    There {
+        /// The number of the question.
+        question: u64,
+        /// The address.
+        address: SocketAddr,
+    },
     /// Have you entered this call?
     Ask {
         /// Comes back with the answer.
         question: u64,
-        /// The group's id.
-        group: String,
+        /// The group.
+        group: GroupId,
         /// The call.
         entry: Entry,
     },
@@ -80,24 +112,37 @@ pub enum Body {
         /// The number of the question.
         question: u64,
         /// The answer.
-        answer: world_health::Answer,
+        answer: Answer,
+    },
+    /// Which ranks on your side of the tree do not answer, or have not entered a call?
+    Count {
+        /// The call.
+        query: Option<Query>,
+    },
+    /// Those.
+    Counted {
+        /// The call.
+        query: Option<Query>,
+        /// The ranks that stand out.
+        census: Census,
     },
     /// This rank is done and will close its connection.
     Bye,
 }
 
-/// Writes one message.
+/// Writes one message; returns its bytes.
 pub async fn write<T: Serialize>(
     stream: &mut (impl AsyncWrite + Unpin),
     message: &T,
-) -> Result<()> {
+) -> Result<usize> {
     let text = serde_json::to_vec(message)?;
     if text.len() > LONGEST {
         return Err(Error::new(ErrorKind::InvalidInput, "a control message is too long"));
     }
     let mut bytes = (text.len() as u32).to_le_bytes().to_vec();
     bytes.extend(text);
-    stream.write_all(&bytes).await
+    stream.write_all(&bytes).await?;
+    Ok(bytes.len())
 }
 
 /// Reads one message.
@@ -124,10 +169,10 @@ mod tests {
     #[test]
     fn messages_come_back_and_long_ones_are_refused() {
         let mut bytes = Vec::new();
-        let purpose = Purpose::Pipe { group: "dp [0, 1] #1".to_string() };
+        let purpose = Purpose::Pipe { group: 77 };
         run(write(&mut bytes, &purpose)).unwrap();
         let read_back = run(read::<Purpose>(&mut &bytes[..])).unwrap();
-        assert!(matches!(read_back, Purpose::Pipe { group } if group == "dp [0, 1] #1"));
+        assert!(matches!(read_back, Purpose::Pipe { group: 77 }));
 
         let long = ControlMessage { from: 0, to: 1, body: Body::Failed("x".repeat(LONGEST)) };
         assert!(run(write(&mut bytes, &long)).is_err());

@@ -1,7 +1,7 @@
-//! Connects ranks: rank 0 listens at an address that all know; the others connect to it and tell it where they listen.
+//! The meeting of all ranks: rank 0 listens at an address that all know, and the others come to it.
 
 use ferrotron_tensor::{Error, Result};
-use std::collections::btree_map::{BTreeMap, Entry};
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::io::ErrorKind;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -9,20 +9,26 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream, lookup_host};
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
-use tokio::time::{Instant, sleep, timeout_at};
+use tokio::time::{Instant, timeout_at};
 
 use super::super::runtime::world_health::WorldHealth;
-use super::auth::Secret;
+use super::auth::{self, Secret};
 use super::config::RankConfig;
+use super::connect::{PAUSE, connect};
+use super::connections::Connections;
+use super::control::Control;
 use super::frame::{self, Admission, Introduction, Purpose};
-use super::listen::{Arrival, Entrance, Joined, PendingConnections, TurnedAway, listen};
+use super::listen::{Arrival, Entrance, TurnedAway, listen};
+use super::net_rendezvous::seen_from_here;
+use crate::collective::host::silence::blame;
+use crate::collective::tree;
 use crate::descriptors::explained;
-
-/// Pause before rank 0 is tried again.
-const PAUSE: Duration = Duration::from_millis(50);
 
 /// Processes that were turned away and are named at most.
 const NAMED: usize = 8;
+
+/// Longest time in which all come to their parents, once they have come to rank 0.
+pub const CONNECTING: Duration = Duration::from_secs(60);
 
 /// The remedy where a rank may have come to the wrong job.
 const ANOTHER_PORT: &str =
@@ -30,16 +36,26 @@ const ANOTHER_PORT: &str =
 
 /// The result of a rendezvous.
 pub struct Met {
-    /// Addresses at which ranks listen, from rank 0 on.
-    pub addresses: Vec<SocketAddr>,
-    /// Control connections, by rank.
-    pub control: Vec<(usize, TcpStream)>,
+    /// The address at which this rank has found rank 0.
+    pub first: IpAddr,
     /// Connections for groups.
-    pub pending: Arc<PendingConnections>,
+    pub connections: Arc<Connections>,
 }
 
 /// Meets all other ranks.
-pub async fn meet(config: &RankConfig, secret: &Secret, shared: &Arc<WorldHealth>) -> Result<Met> {
+///
+/// All come to rank 0, which tells each where its parent in the tree of all ranks listens. The connection to the parent
+/// stays. When all below a rank have come to it, it tells its parent; when this has reached rank 0, a welcome goes down.
+///
+/// Errors on rank 0, naming them, if ranks that have joined do not come to their parents within `connecting` after the
+/// last one.
+pub async fn meet(
+    config: &RankConfig,
+    connecting: Duration,
+    secret: &Secret,
+    shared: &Arc<WorldHealth>,
+    control: &Arc<Control>,
+) -> Result<Met> {
     let RankConfig { rank, size, master, port, job_id, .. } = config;
     let deadline = self::deadline(config.world.timeout);
     let address = resolve(master, *port).await?;
@@ -75,43 +91,78 @@ pub async fn meet(config: &RankConfig, secret: &Secret, shared: &Arc<WorldHealth
     })?;
     let port = listener.local_addr().map_err(|error| failed(error.to_string()))?.port();
 
-    let pending = Arc::new(PendingConnections::default());
+    if *rank == 0 {
+        let incarnation = auth::random().map_err(|error| failed(error.to_string()))?;
+        control.incarnate(u64::from_le_bytes(incarnation));
+    }
+    let connections = Arc::new(Connections::new(*rank));
     let (sender, arrivals) = unbounded_channel();
     let entrance = Entrance {
         secret: secret.clone(),
         job_id: job_id.clone(),
-        pending: pending.clone(),
+        transport: config.transport,
+        connections: connections.clone(),
+        control: control.clone(),
         arrivals: (*rank == 0).then_some(sender),
+        shared: shared.clone(),
     };
-    tokio::task::spawn_local(listen(listener, *rank, entrance, shared.clone()));
-    let (mut addresses, control) = if *rank == 0 {
-        welcome(*size, address, arrivals, deadline, config.world.timeout, shared).await?
+    tokio::task::spawn_local(listen(listener, *rank, entrance));
+    if *rank == 0 {
+        welcome(*size, address, arrivals, deadline, config.world.timeout, shared, control).await?;
+        all_connected(*size, deadline, connecting, shared, control).await?;
     } else {
-        let purpose = Purpose::Join { size: *size, port };
-        let introduction = Introduction { job_id: job_id.clone(), rank: *rank, purpose };
-        let mut stream = connect(0, address, secret, &introduction, deadline)
+        let introduce = |incarnation, purpose| {
+            let job_id = job_id.clone();
+            Introduction { job_id, rank: *rank, incarnation, purpose }
+        };
+        let join = introduce(None, Purpose::Join { size: *size, port });
+        let mut stream = connect(0, (address, false), secret, &join, deadline)
             .await
             .map_err(|error| failed(error.to_string()))?;
         let what = format!("rank {rank}: not all of the {size} ranks came");
-        let answer = timeout_at(deadline + PAUSE * 20, frame::read(&mut stream)).await;
-        match answer.map_err(|_| failed(what.clone()))? {
-            Ok(Admission::Addresses(addresses)) => (addresses, vec![(0, stream)]),
+        // Rank 0 knows who is missing.
+        let deadline = deadline + PAUSE * 20;
+        let answer = timeout_at(deadline, frame::read(&mut stream)).await;
+        let (parent, incarnation) = match answer.map_err(|_| failed(what.clone()))? {
+            Ok(Admission::Parent { address: parent, incarnation }) => {
+                (seen_from_here(parent, address.ip()), incarnation)
+            }
             Ok(Admission::Refused(why)) => return Err(failed(why)),
-            Ok(Admission::Admitted) => return Err(failed("rank 0 answers twice".to_string())),
+            Ok(_) => return Err(failed("rank 0 answers something else".to_string())),
             Err(error) => return Err(failed(format!("{what}; rank 0 is gone: {error}"))),
+        };
+        control.incarnate(incarnation);
+        let above = tree::parent(*rank).unwrap_or(0);
+        let child = introduce(Some(incarnation), Purpose::Child);
+        let stream = tokio::select! {
+            stream = connect(above, (parent, true), secret, &child, deadline) => stream,
+            () = shared.failed() => return Err(reason(shared)),
+        };
+        let stream = stream.map_err(|error| failed(error.to_string()))?;
+        control.attach(above, stream).map_err(failed)?;
+        let met = tokio::select! {
+            met = timeout_at(deadline + PAUSE * 20, control.meet_all(deadline)) => met,
+            () = shared.failed() => return Err(reason(shared)),
+        };
+        match met {
+            Ok(Ok(())) => {}
+            Ok(Err(missing)) if !missing.is_empty() => {
+                return Err(failed(format!(
+                    "ranks {missing:?} of {size} did not come to rank {rank}"
+                )));
+            }
+            Ok(Err(_)) | Err(_) => {
+                let silent = blame(&control.census(None).await.silent);
+                return Err(failed(
+                    silent.map_or(what.clone(), |silent| format!("{what}: {silent}")),
+                ));
+            }
         }
-    };
-    for (_, stream) in &control {
-        keep_alive(stream);
     }
-    // A loopback address is that of a rank on rank 0's machine, which is where this rank has found rank 0.
-    for place in addresses.iter_mut().filter(|place| place.ip().is_loopback()) {
-        place.set_ip(address.ip());
-    }
-    Ok(Met { addresses, control, pending })
+    Ok(Met { first: address.ip(), connections })
 }
 
-/// Rank 0's part: waits for all others and tells them where everybody listens.
+/// Rank 0's part: tells all others where their parents listen.
 async fn welcome(
     size: usize,
     own: SocketAddr,
@@ -119,10 +170,15 @@ async fn welcome(
     deadline: Instant,
     limit: Duration,
     shared: &WorldHealth,
-) -> Result<(Vec<SocketAddr>, Vec<(usize, TcpStream)>)> {
-    let mut ranks: BTreeMap<usize, Joined> = BTreeMap::new();
+    control: &Control,
+) -> Result<()> {
+    control.know(0, own);
+    let incarnation = control.incarnation().await.unwrap_or_default();
+    // Ranks whose parents have not come.
+    let mut waiting: BTreeMap<usize, TcpStream> = BTreeMap::new();
     let mut turned_away: Vec<TurnedAway> = Vec::new();
-    while ranks.len() + 1 < size {
+    let mut missing: BTreeSet<usize> = (1..size).collect();
+    while !missing.is_empty() {
         let arrival = tokio::select! {
             arrival = timeout_at(deadline, arrivals.recv()) => arrival,
             () = shared.failed() => Ok(None),
@@ -141,17 +197,22 @@ async fn welcome(
                 continue;
             }
             Ok(None) | Err(_) => {
-                let missing: Vec<_> = (1..size).filter(|rank| !ranks.contains_key(rank)).collect();
                 let mut text = match shared.check() {
-                    Ok(()) => format!("ranks {missing:?} of {size} did not come within {limit:?}"),
+                    Ok(()) => {
+                        let named: Vec<_> = missing.iter().take(NAMED).collect();
+                        let more = match missing.len() - named.len() {
+                            0 => String::new(),
+                            more => format!(" and {more} more"),
+                        };
+                        format!("ranks {named:?}{more} of {size} did not come within {limit:?}")
+                    }
                     Err(reason) => reason.to_string(),
                 };
                 for process in &turned_away {
                     let _ = write!(text, "; turned away: {process}");
                 }
-                for joined in ranks.values_mut() {
-                    let _ =
-                        frame::write(&mut joined.stream, &Admission::Refused(text.clone())).await;
+                for stream in waiting.values_mut() {
+                    let _ = frame::write(stream, &Admission::Refused(text.clone())).await;
                 }
                 return Err(failed(text));
             }
@@ -161,11 +222,23 @@ async fn welcome(
             format!("rank {rank} believes in {} ranks, rank 0 in {size}", new.size)
         } else if rank == 0 || rank >= size {
             format!("there is no place for rank {rank} of {size}")
-        } else if let Entry::Vacant(place) = ranks.entry(rank) {
-            place.insert(new);
-            continue;
-        } else {
+        } else if !missing.remove(&rank) {
             format!("rank {rank} is here already")
+        } else {
+            control.know(rank, new.address);
+            waiting.insert(rank, new.stream);
+            let children = tree::children(rank, size);
+            for rank in std::iter::once(rank).chain(children) {
+                let place = tree::parent(rank).and_then(|parent| control.place(parent));
+                if let Some(address) = place
+                    && let Some(mut stream) = waiting.remove(&rank)
+                {
+                    // A rank that has gone meanwhile is missed by its parent.
+                    let answer = Admission::Parent { address, incarnation };
+                    let _ = frame::write(&mut stream, &answer).await;
+                }
+            }
+            continue;
         };
         refuse(&mut new.stream, refusal).await;
     }
@@ -175,64 +248,44 @@ async fn welcome(
             refuse(&mut late.stream, format!("all {size} ranks are here already")).await;
         }
     }
-    let mut addresses = vec![own];
-    addresses.extend(ranks.values().map(|joined| joined.address));
-    let mut control = Vec::new();
-    for (rank, mut joined) in ranks {
-        // A rank that has gone meanwhile is noticed by its control connection.
-        let _ = frame::write(&mut joined.stream, &Admission::Addresses(addresses.clone())).await;
-        control.push((rank, joined.stream));
+    Ok(())
+}
+
+/// Waits on rank 0 until all ranks, which have joined, have come to their parents in the tree.
+async fn all_connected(
+    size: usize,
+    deadline: Instant,
+    limit: Duration,
+    shared: &WorldHealth,
+    control: &Arc<Control>,
+) -> Result<()> {
+    // At the deadline others know better which of their children have not come.
+    let deadline = self::deadline(limit).min(deadline + PAUSE * 40);
+    let met = tokio::select! {
+        met = control.meet_all(deadline) => met,
+        () = shared.failed() => return Err(reason(shared)),
+    };
+    if met.is_ok() {
+        return Ok(());
     }
-    Ok((addresses, control))
+    let missing = control.census(None).await.silent;
+    Err(failed(format!(
+        "all of the {size} ranks joined, but ranks {missing:?} did not come to their parents in the tree in time: look \
+         for their errors, and let ranks connect to one another on all ports"
+    )))
+}
+
+/// Why the world has failed, as the error of the rendezvous.
+fn reason(shared: &WorldHealth) -> Error {
+    match shared.check() {
+        Ok(()) => failed("the world has failed".to_string()),
+        Err(reason) => Error::communication("", reason.to_string()),
+    }
 }
 
 /// Tells a rank that there is no place for it.
 async fn refuse(stream: &mut TcpStream, why: String) {
     let _ = frame::write(stream, &Admission::Refused(format!("{why}; {ANOTHER_PORT}"))).await;
-}
-
-/// Connects to a rank, which may not listen yet, and says what for.
-///
-/// Errors at once if the rank refuses, or if this process has no descriptor left.
-pub async fn connect(
-    rank: usize,
-    address: SocketAddr,
-    secret: &Secret,
-    introduction: &Introduction,
-    deadline: Instant,
-) -> std::io::Result<TcpStream> {
-    loop {
-        let attempt = async {
-            let mut stream = TcpStream::connect(address).await.map_err(explained)?;
-            // While nobody listens at a port of connections, the system may connect a socket to itself.
-            if stream.local_addr()? == stream.peer_addr()? {
-                return Err(ErrorKind::ConnectionRefused.into());
-            }
-            stream.set_nodelay(true)?;
-            secret.connect(&mut stream).await?;
-            frame::write(&mut stream, introduction).await?;
-            match frame::read(&mut stream).await? {
-                Admission::Refused(why) => {
-                    Err(std::io::Error::new(ErrorKind::PermissionDenied, why))
-                }
-                Admission::Admitted | Admission::Addresses(_) => Ok(stream),
-            }
-        };
-        let late = Err(ErrorKind::TimedOut.into());
-        match timeout_at(deadline, attempt).await.unwrap_or(late) {
-            Ok(stream) => return Ok(stream),
-            Err(error)
-                if matches!(
-                    error.kind(),
-                    ErrorKind::PermissionDenied | ErrorKind::QuotaExceeded
-                ) || Instant::now() + PAUSE >= deadline =>
-            {
-                let what = format!("no connection to rank {rank} at {address}: {error}");
-                return Err(std::io::Error::new(error.kind(), what));
-            }
-            Err(_) => sleep(PAUSE).await,
-        }
-    }
 }
 
 /// The end of a time limit that begins now, however long it is.
@@ -249,16 +302,60 @@ async fn resolve(host: &str, port: u16) -> Result<SocketAddr> {
     found.first().copied().ok_or_else(|| failed(format!("{host} has no address")))
 }
 
-/// Notices within half a minute when a machine dies without closing its connections.
-fn keep_alive(stream: &TcpStream) {
-    let keep_alive = socket2::TcpKeepalive::new()
-        .with_time(Duration::from_secs(10))
-        .with_interval(Duration::from_secs(5))
-        .with_retries(4);
-    // Without it a dead machine is noticed by the next call's timeout.
-    let _ = socket2::SockRef::from(stream).set_tcp_keepalive(&keep_alive);
-}
-
 fn failed(what: String) -> Error {
     Error::communication("rendezvous", what)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::config::Transport;
+    use super::*;
+    use crate::collective::WorldConfig;
+    use tokio::task::{LocalSet, spawn_local};
+    use tokio::time::timeout;
+
+    /// A rank that ends when it has heard where its parent listens is named long before the timeout.
+    #[test]
+    fn a_rank_that_ends_before_it_comes_to_its_parent_is_named() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        LocalSet::new().block_on(&runtime, async {
+            let (limit, connecting) = (Duration::from_secs(300), Duration::from_millis(500));
+            let free = TcpListener::bind("127.0.0.1:0").await.unwrap();
+            let address = free.local_addr().unwrap();
+            drop(free);
+            let rank = move |rank| async move {
+                let config = RankConfig {
+                    rank,
+                    size: 3,
+                    master: "127.0.0.1".into(),
+                    port: address.port(),
+                    secret: None,
+                    job_id: None,
+                    transport: Transport::Tcp,
+                    world: WorldConfig { timeout: limit },
+                };
+                let shared = WorldHealth::new();
+                let control = Control::start(rank, 3, &shared);
+                let secret = Secret::new(None);
+                let met = meet(&config, connecting, &secret, &shared, &control).await;
+                let error = met.err().expect("rank 1 is not there").to_string();
+                shared.fail(&error); // as its process does
+                error
+            };
+            let [first, last] = [0, 2].map(|number| spawn_local(rank(number)));
+            let purpose = Purpose::Join { size: 3, port: 1 };
+            let join = Introduction { job_id: None, rank: 1, incarnation: None, purpose };
+            let secret = Secret::new(None);
+            let joined = connect(0, (address, false), &secret, &join, Instant::now() + limit).await;
+            let mut joined = joined.unwrap();
+            let answer: Admission = frame::read(&mut joined).await.unwrap();
+            assert!(matches!(answer, Admission::Parent { .. }));
+            drop(joined);
+            for rank in [first, last] {
+                let error = timeout(limit / 5, rank).await.expect("within the bound").unwrap();
+                let want = "all of the 3 ranks joined, but ranks [1] did not come to their parents";
+                assert!(error.contains(want), "{error}");
+            }
+        });
+    }
 }

@@ -1,25 +1,31 @@
 //! The listening side of a rank: admits connections that prove to know the secret, and keeps them until they are taken.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::fmt;
 use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::Notify;
 use tokio::sync::mpsc::UnboundedSender;
 use tokio::task::{AbortHandle, spawn_local};
 use tokio::time::{sleep, timeout};
 
 use super::super::runtime::world_health::WorldHealth;
+use super::super::transport::connect::GroupId;
 use super::auth::Secret;
+use super::config::Transport;
+use super::connections::{Connections, Decision};
+use super::control::Control;
 use super::frame::{self, Admission, Introduction, Purpose};
+use super::pipes::pipes;
 use crate::descriptors::explained;
 
 /// Time within which a connection must authenticate.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Time within which a rank that has authenticated must have made pipes: it may share a core with many others.
+const PIPE_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Connections that may be at it at once. One more, and the oldest is dropped: a rank needs a moment only, and
 /// tries again.
@@ -36,7 +42,7 @@ pub struct Joined {
     pub size: usize,
     /// Address at which it listens.
     pub address: SocketAddr,
-    /// The connection, for control.
+    /// The connection, over which it hears where its parent is.
     pub stream: TcpStream,
 }
 
@@ -70,70 +76,22 @@ pub struct Entrance {
     pub secret: Secret,
     /// The job's id.
     pub job_id: Option<String>,
+    /// The transports that may be used.
+    pub transport: Transport,
     /// The connections of groups go here.
-    pub pending: Arc<PendingConnections>,
-    /// The other ranks go here, on rank 0.
+    pub connections: Arc<Connections>,
+    /// The children of this rank go here.
+    pub control: Arc<Control>,
+    /// All other ranks go here, on rank 0.
     pub arrivals: Option<UnboundedSender<Arrival>>,
-}
-
-/// Connections of other members that wait for this rank to make the group.
-#[derive(Default)]
-pub struct PendingConnections {
-    /// Connections that are waited for now.
-    awaited: AtomicUsize,
-    streams: Mutex<HashMap<(String, usize), TcpStream>>,
-    changed: Notify,
-}
-
-/// Counts as long as it lives: a wait may be given up.
-struct Counted<'a>(&'a AtomicUsize);
-
-impl Counted<'_> {
-    fn new(count: &AtomicUsize) -> Counted<'_> {
-        count.fetch_add(1, Ordering::Relaxed);
-        Counted(count)
-    }
-}
-
-impl Drop for Counted<'_> {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
-impl PendingConnections {
-    /// Waits for the connection of world rank `rank` for a group.
-    pub async fn take(&self, group: &str, rank: usize) -> TcpStream {
-        let key = (group.to_string(), rank);
-        let _counted = Counted::new(&self.awaited);
-        loop {
-            let changed = self.changed.notified(); // from here on nothing is missed
-            if let Some(stream) = self.streams().remove(&key) {
-                return stream;
-            }
-            changed.await;
-        }
-    }
-
-    fn park(&self, group: String, rank: usize, stream: TcpStream) {
-        self.streams().insert((group, rank), stream);
-        self.changed.notify_waiters();
-    }
-
-    fn streams(&self) -> std::sync::MutexGuard<'_, HashMap<(String, usize), TcpStream>> {
-        self.streams.lock().unwrap_or_else(PoisonError::into_inner)
-    }
+    /// Whether the world has failed.
+    pub shared: Arc<WorldHealth>,
 }
 
 /// Accepts connections for ever. Strangers are dropped and disturb no rank.
 ///
 /// A rank that waits for others and has no descriptor for their connections ends the world.
-pub async fn listen(
-    listener: TcpListener,
-    rank: usize,
-    entrance: Entrance,
-    shared: Arc<WorldHealth>,
-) {
+pub async fn listen(listener: TcpListener, rank: usize, entrance: Entrance) {
     let mut strangers: VecDeque<AbortHandle> = VecDeque::new();
     loop {
         let (mut stream, address) = match listener.accept().await.map_err(explained) {
@@ -148,7 +106,7 @@ pub async fn listen(
                 match strangers.pop_front() {
                     Some(oldest) => oldest.abort(),
                     None if entrance.awaits_others() => {
-                        shared.fail(&format!("rank {rank} cannot let others in: {error}"));
+                        entrance.no_descriptors(rank, &error);
                     }
                     None => {} // nobody is kept waiting
                 }
@@ -166,7 +124,7 @@ pub async fn listen(
             match timeout(HANDSHAKE_TIMEOUT, entrance.secret.accept(&mut stream)).await {
                 // No stranger any more.
                 Ok(Ok(())) => {
-                    drop(spawn_local(timeout(HANDSHAKE_TIMEOUT, entrance.admit(stream, address))))
+                    drop(spawn_local(entrance.admit(stream, address, rank)));
                 }
                 Ok(Err(error)) if error.kind() == ErrorKind::PermissionDenied => {
                     entrance.turned_away(address, error.to_string());
@@ -179,9 +137,15 @@ pub async fn listen(
 }
 
 impl Entrance {
-    async fn admit(self, mut stream: TcpStream, address: SocketAddr) -> std::io::Result<()> {
+    async fn admit(
+        self,
+        mut stream: TcpStream,
+        address: SocketAddr,
+        own: usize,
+    ) -> std::io::Result<()> {
         stream.set_nodelay(true)?;
-        let Introduction { job_id, rank, purpose } = frame::read(&mut stream).await?;
+        let introduction = timeout(HANDSHAKE_TIMEOUT, frame::read(&mut stream));
+        let Introduction { job_id, rank, incarnation, purpose } = introduction.await??;
         let named = |id: &Option<String>| match id {
             Some(id) => format!("job '{id}'"),
             None => "a job without an id".to_string(),
@@ -200,26 +164,72 @@ impl Entrance {
                     "a job has all its ranks there already: give another --rendezvous-port".into(),
                 ),
                 (Purpose::Join { .. }, None) => Some("rank 0 listens elsewhere".into()),
+                (Purpose::Join { .. }, Some(_)) => None,
+                // A rank may come to its parent before that one has heard from rank 0.
+                _ if incarnation != self.control.incarnation().await => Some(format!(
+                    "rank {rank} belongs to another start of the job than rank {own} here: end what is left of the \
+                     earlier one"
+                )),
                 _ => None,
             }
         };
         if let Some(refusal) = refusal {
-            return frame::write(&mut stream, &Admission::Refused(refusal)).await;
+            return frame::write(&mut stream, &Admission::Refused(refusal)).await.map(drop);
         }
-        frame::write(&mut stream, &Admission::Admitted).await?;
         match purpose {
-            Purpose::Pipe { group } => self.pending.park(group, rank, stream),
+            Purpose::Pipe { group } => self.admit_pipe(group, rank, own, stream).await,
+            Purpose::Child => {
+                frame::write(&mut stream, &Admission::Admitted).await?;
+                self.control.attach(rank, stream).map_err(std::io::Error::other)
+            }
             Purpose::Join { size, port } => {
+                frame::write(&mut stream, &Admission::Admitted).await?;
                 // An IPv6 socket takes IPv4 connections too.
                 let address = SocketAddr::new(address.ip().to_canonical(), port);
                 self.tell(Arrival::Joined(Joined { rank, size, address, stream }));
+                Ok(())
+            }
+        }
+    }
+
+    /// Makes pipes with a member of a group, whether or not this rank has made the group.
+    async fn admit_pipe(
+        self,
+        group: GroupId,
+        rank: usize,
+        own: usize,
+        mut stream: TcpStream,
+    ) -> std::io::Result<()> {
+        let answer = match self.connections.admit(group, rank) {
+            Decision::Admitted => Admission::Admitted,
+            Decision::Crossed => {
+                return frame::write(&mut stream, &Admission::Crossed).await.map(drop);
+            }
+            Decision::Left => return frame::write(&mut stream, &Admission::Left).await.map(drop),
+            Decision::Twice => return Ok(()), // it tries again if it has lost the first
+        };
+        let made = timeout(PIPE_TIMEOUT, async {
+            frame::write(&mut stream, &answer).await?;
+            pipes(stream, self.transport).await
+        });
+        match made.await.unwrap_or(Err(ErrorKind::TimedOut.into())) {
+            Ok(pipes) => self.connections.made(group, rank, pipes),
+            Err(error) => {
+                self.connections.failed(group, rank, false);
+                if error.kind() == ErrorKind::QuotaExceeded {
+                    self.no_descriptors(own, &error);
+                }
             }
         }
         Ok(())
     }
 
+    fn no_descriptors(&self, own: usize, error: &std::io::Error) {
+        self.shared.fail(&format!("rank {own} cannot let others in: {error}"));
+    }
+
     fn awaits_others(&self) -> bool {
-        self.pending.awaited.load(Ordering::Relaxed) > 0
+        self.connections.is_awaited()
             || self.arrivals.as_ref().is_some_and(|arrivals| !arrivals.is_closed())
     }
 
@@ -249,15 +259,19 @@ mod tests {
         LocalSet::new().block_on(&runtime, async {
             let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
             let address = listener.local_addr().unwrap();
-            let (secret, pending) =
-                (Secret::new(Some("sesame")), Arc::new(PendingConnections::default()));
+            let (secret, shared) = (Secret::new(Some("sesame")), WorldHealth::new());
+            let control = Control::start(0, 4, &shared);
+            control.incarnate(5);
             let entrance = Entrance {
                 secret: secret.clone(),
                 job_id: None,
-                pending: pending.clone(),
+                transport: Transport::Tcp,
+                connections: Arc::new(Connections::new(0)),
+                control,
                 arrivals: None,
+                shared,
             };
-            spawn_local(listen(listener, 0, entrance, WorldHealth::new()));
+            spawn_local(listen(listener, 0, entrance));
             let start = Instant::now();
             let mut silent = Vec::new();
             for _ in 0..MAX_UNAUTHENTICATED + 10 {
@@ -265,17 +279,26 @@ mod tests {
             }
             let mut rank = TcpStream::connect(address).await.unwrap();
             secret.connect(&mut rank).await.unwrap();
-            let purpose = Purpose::Pipe { group: "dp".to_string() };
-            let introduction = Introduction { job_id: None, rank: 3, purpose };
+            let purpose = Purpose::Pipe { group: 7 };
+            let introduction =
+                Introduction { job_id: None, rank: 3, incarnation: Some(5), purpose };
             frame::write(&mut rank, &introduction).await.unwrap();
-            pending.take("dp", 3).await;
-            // A member of another job's group is told so.
-            let mut other = TcpStream::connect(address).await.unwrap();
-            secret.connect(&mut other).await.unwrap();
+            let answer: Admission = frame::read(&mut rank).await.unwrap();
+            assert!(matches!(answer, Admission::Admitted));
+            // A member of another job's group is told so, and one of an earlier start of the same job.
+            let earlier = Introduction { incarnation: Some(4), ..introduction.clone() };
+            let child = Introduction { purpose: Purpose::Child, ..earlier.clone() };
             let other_job = Introduction { job_id: Some("B".to_string()), ..introduction };
-            frame::write(&mut other, &other_job).await.unwrap();
-            let answer: Admission = frame::read(&mut other).await.unwrap();
-            assert!(matches!(answer, Admission::Refused(why) if why.contains("job 'B'")));
+            let other_start = "rank 3 belongs to another start of the job";
+            for (other, want) in
+                [(other_job, "job 'B'"), (earlier, other_start), (child, other_start)]
+            {
+                let mut stream = TcpStream::connect(address).await.unwrap();
+                secret.connect(&mut stream).await.unwrap();
+                frame::write(&mut stream, &other).await.unwrap();
+                let answer: Admission = frame::read(&mut stream).await.unwrap();
+                assert!(matches!(answer, Admission::Refused(why) if why.contains(want)), "{want}");
+            }
             assert!(start.elapsed() < HANDSHAKE_TIMEOUT, "let in after {:?}", start.elapsed());
             // The oldest were dropped at once, the newest has had its time.
             assert_eq!(silent[0].read(&mut [0]).await.unwrap_or(0), 0);

@@ -2,11 +2,14 @@
 
 mod auth;
 mod config;
+mod connect;
+mod connections;
 mod control;
 mod frame;
 mod join;
 mod listen;
 mod net_rendezvous;
+mod pipes;
 
 pub use config::{RankConfig, Transport};
 
@@ -20,6 +23,7 @@ use super::runtime::world_health::WorldHealth;
 use crate::descriptors;
 use auth::Secret;
 use control::Control;
+use join::{CONNECTING, Met};
 use net_rendezvous::NetRendezvous;
 
 /// Runs `f` as one rank of a job of several processes, when all have come together. If `f` returns an error
@@ -79,26 +83,33 @@ fn meet(
     let (sender, receiver) = mpsc::channel();
     let (config, shared, timeout) = (config.clone(), shared.clone(), config.world.timeout);
     progress.serve(move || async move {
-        let secret = Secret::new(config.secret.as_deref());
-        let met = join::meet(&config, &secret, &shared).await;
-        let _ = sender.send(met.map(|met| {
-            let control = Control::start(config.rank, config.size, &shared, met.control);
-            NetRendezvous {
-                rank: config.rank,
-                addresses: met.addresses.into(),
-                job_id: config.job_id,
-                secret,
-                transport: config.transport,
-                timeout,
-                pending: met.pending,
-                control,
-                shared,
-            }
-        }));
+        let RankConfig { rank, size, .. } = config;
+        let (secret, control) =
+            (Secret::new(config.secret.as_deref()), Control::start(rank, size, &shared));
+        let met = join::meet(&config, CONNECTING, &secret, &shared, &control).await;
+        if let Err(error) = &met {
+            shared.fail(&error.to_string()); // those who have come already wait for the others
+        }
+        let (transport, job_id, control) = (config.transport, config.job_id, &control);
+        let met = met.map(|Met { first, connections }| NetRendezvous {
+            rank,
+            first,
+            secret,
+            job_id,
+            transport,
+            connections,
+            control: control.clone(),
+        });
+        let _ = sender.send((control.clone(), met));
     });
     let gone = |_| Error::communication("rendezvous", "the progress thread has ended");
-    let meeting = receiver.recv().map_err(gone)??;
-    let control = meeting.control.clone();
-    progress.at_end(move || async move { control.leave(timeout).await });
-    Ok(Arc::new(meeting))
+    let (control, met) = receiver.recv().map_err(gone)?;
+    let connections = met.as_ref().ok().map(|met| met.connections.clone());
+    progress.at_end(move || async move {
+        if let Some(connections) = connections {
+            connections.close_all();
+        }
+        control.leave(timeout).await;
+    });
+    met.map(Arc::new)
 }

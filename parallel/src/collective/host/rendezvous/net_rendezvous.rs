@@ -1,200 +1,306 @@
-//! Channels between the members of a group: the rank with the higher number connects.
+//! Reaches other ranks over a network: connections of groups, made when they are first needed, and questions.
 
-use ferrotron_tensor::{Error, Result};
 use std::future::Future;
-use std::io;
-use std::net::SocketAddr;
-use std::pin::Pin;
-use std::sync::{Arc, mpsc};
+use std::io::{self, ErrorKind};
+use std::net::{IpAddr, SocketAddr};
+use std::pin::{Pin, pin};
+use std::sync::Arc;
 use std::time::Duration;
-use tokio::net::TcpStream;
-use tokio::task::JoinSet;
-use tokio::time::{Instant, timeout_at};
+use tokio::time::sleep;
 
-use super::super::runtime::progress::ProgressThread;
+use super::super::runtime::census::{Census, Query};
 use super::super::runtime::rendezvous::Rendezvous;
-use super::super::runtime::world_health::{Entry, Reply, WorldHealth};
-use super::super::silence::{blame, list};
-use super::super::transport::channel::{
-    RecvChannel, RecvChannelKind, SendChannel, SendChannelKind,
-};
-use super::super::transport::peer_channels::PeerChannels;
-use super::super::transport::{shm, tcp};
+use super::super::runtime::world_health::{Entry, Reply};
+use super::super::transport::connect::{Connect, GroupId, Pipes};
+use super::super::transport::piece::{ChannelResult, Fault};
 use super::auth::Secret;
 use super::config::Transport;
+use super::connect::{PAUSE, connect_once};
+use super::connections::{Connections, Step};
 use super::control::Control;
-use super::frame::{self, Introduction, Purpose};
-use super::join::{connect, deadline};
-use super::listen::PendingConnections;
+use super::frame::{Admission, Introduction, Purpose};
+use super::pipes::pipes;
+use crate::collective::ControlVolume;
 
-/// Everything needed to connect ranks.
-#[derive(Clone)]
+/// Pause of a rank that was told that the other's connection goes before: that one may not get through.
+const STEP_ASIDE: Duration = Duration::from_secs(1);
+
+/// Pause of a rank that cannot get through: the other, which may, tries within it.
+const TURN: Duration = Duration::from_secs(3);
+
+/// Everything needed to reach other ranks.
 pub struct NetRendezvous {
     /// This rank.
     pub rank: usize,
-    /// Addresses at which ranks listen.
-    pub addresses: Arc<[SocketAddr]>,
+    /// The address at which this rank has found rank 0.
+    pub first: IpAddr,
     /// Proves that this rank belongs to the job.
     pub secret: Secret,
     /// The job's id.
     pub job_id: Option<String>,
     /// The transports that may be used.
     pub transport: Transport,
-    /// Longest time that a group may take to form.
-    pub timeout: Duration,
-    /// Connections that others have made.
-    pub pending: Arc<PendingConnections>,
+    /// Connections that are made or waited for.
+    pub connections: Arc<Connections>,
     /// Messages.
     pub control: Arc<Control>,
-    /// Whether the world has failed.
-    pub shared: Arc<WorldHealth>,
 }
 
-type Pipes = (SendChannelKind, RecvChannelKind);
-
-impl Rendezvous for NetRendezvous {
-    fn links(
+impl Connect for NetRendezvous {
+    fn connect(
         &self,
-        progress: &ProgressThread,
-        id: &Arc<str>,
-        own: usize,
-        ranks: &[usize],
-    ) -> Result<PeerChannels> {
-        let (sender, receiver) = mpsc::channel();
-        let (meeting, id, ranks) = (self.clone(), id.clone(), ranks.to_vec());
-        progress.serve(move || async move {
-            let links = meeting.make(&id, own, &ranks).await;
-            if let Err(error) = &links {
-                meeting.shared.fail(&error.to_string());
-            }
-            let _ = sender.send(links);
-        });
-        let links = receiver.recv().map_err(|_| failed("the progress thread has ended".into()))?;
-        self.shared.check()?; // one error for all ranks
-        links
+        group: GroupId,
+        _own: usize,
+        peer: usize,
+    ) -> Pin<Box<dyn Future<Output = ChannelResult<Pipes>> + '_>> {
+        Box::pin(self.pipes_to(group, peer))
     }
 
+    fn close(&self, group: GroupId, _own: usize) {
+        self.connections.close(group);
+    }
+}
+
+impl Rendezvous for NetRendezvous {
     fn ask<'a>(
         &'a self,
-        group: &'a Arc<str>,
+        group: GroupId,
         questions: &'a [(usize, Entry)],
     ) -> Pin<Box<dyn Future<Output = Vec<Reply>> + 'a>> {
         Box::pin(self.control.ask(group, questions))
     }
 
-    fn silent(&self) -> Pin<Box<dyn Future<Output = Vec<usize>> + '_>> {
-        Box::pin(self.control.silent())
+    fn census(&self, query: Option<Query>) -> Pin<Box<dyn Future<Output = Census> + '_>> {
+        Box::pin(self.control.census(query))
     }
+
+    fn unreached(&self, group: GroupId) -> Option<String> {
+        self.connections.unreached(group)
+    }
+
+    fn traffic(&self) -> ControlVolume {
+        ControlVolume { group_connections: self.connections.taken(), ..self.control.traffic() }
+    }
+}
+
+/// The end of an attempt to connect.
+enum Attempt {
+    Made(Pipes),
+    Crossed,
+    Left,
 }
 
 impl NetRendezvous {
-    async fn make(&self, id: &Arc<str>, own: usize, ranks: &[usize]) -> Result<PeerChannels> {
-        let deadline = deadline(self.timeout);
-        let mut pairs = JoinSet::new();
-        for (member, &rank) in ranks.iter().enumerate().filter(|&(member, _)| member != own) {
-            let (meeting, id) = (self.clone(), id.clone());
-            pairs.spawn_local(async move {
-                (member, timeout_at(deadline, meeting.pair(&id, rank, deadline)).await)
-            });
-        }
-        let mut links = PeerChannels::empty(own, ranks);
-        let mut missing = Vec::new();
+    async fn pipes_to(&self, group: GroupId, peer: usize) -> ChannelResult<Pipes> {
+        let _awaited = self.connections.wait();
+        let has_left = || Err(Fault::PeerGone(format!("rank {peer} has left the group")));
         loop {
-            let next = tokio::select! {
-                next = pairs.join_next() => next,
-                () = self.shared.failed() => return Err(failed("the world has failed".into())),
-            };
-            let Some(pair) = next else { break };
-            let (member, pipes) = pair.map_err(|panic| failed(panic.to_string()))?;
-            let rank = ranks[member];
-            match pipes {
-                Ok(Ok((outgoing, incoming))) => {
-                    links.outgoing[member] = Some(SendChannel::new(rank, outgoing));
-                    links.incoming[member] = Some(RecvChannel::new(rank, incoming));
-                }
-                Ok(Err(error)) => {
-                    // Why a rank has gone is better to know than that it has.
-                    let silent = match error.kind() {
-                        io::ErrorKind::QuotaExceeded => None,
-                        _ => self.blame_silent().await,
-                    };
-                    let why = silent.map_or(String::new(), |silent| format!("{silent}; "));
-                    let me = self.rank;
-                    return Err(failed(format!(
-                        "{why}{id}: rank {me} has no pipe to rank {rank}: {error}"
-                    )));
-                }
-                Err(_) => missing.push(rank),
+            let changed = self.connections.changed().notified(); // from here on nothing is missed
+            match self.connections.step(group, peer) {
+                Step::Take(pipes) => return Ok(pipes),
+                Step::Wait => changed.await,
+                Step::Connect => match self.attempts(group, peer).await {
+                    Some(Ok(Attempt::Made(pipes))) => self.connections.made(group, peer, pipes),
+                    Some(Ok(Attempt::Left)) => return has_left(),
+                    // The other may have connected meanwhile.
+                    Some(Err(error)) if self.connections.failed(group, peer, true) => {
+                        match error.kind() {
+                            // All listen since they have met, until they leave or are gone.
+                            ErrorKind::ConnectionRefused => {
+                                let why = self.connections.unreached(group).unwrap_or_default();
+                                let what = format!("rank {peer} has left the group, or {why}");
+                                return Err(Fault::PeerGone(what));
+                            }
+                            ErrorKind::PermissionDenied | ErrorKind::QuotaExceeded => {
+                                let me = self.rank;
+                                let what = format!("rank {me} has no pipe to rank {peer}: {error}");
+                                return Err(what.into());
+                            }
+                            ErrorKind::TimedOut => sleep(TURN).await,
+                            _ => sleep(PAUSE).await,
+                        }
+                    }
+                    Some(Ok(Attempt::Crossed) | Err(_)) | None => {}
+                },
             }
         }
-        if missing.is_empty() {
-            return Ok(links);
-        }
-        missing.sort_unstable();
-        let (limit, me) = (self.timeout, self.rank);
-        if let Some(silent) = self.blame_silent().await {
-            return Err(failed(format!(
-                "{id} was not made within {limit:?} of rank {me}, {silent}"
-            )));
-        }
-        let verb = if missing.len() == 1 { "has" } else { "have" };
-        let missing = list(missing.into_iter());
-        Err(failed(format!("{missing} {verb} not made {id} within {limit:?} of rank {me}")))
     }
 
-    /// Names ranks that do not answer, which is why others wait too, unless the world fails meanwhile for another reason.
-    async fn blame_silent(&self) -> Option<String> {
-        tokio::select! {
-            biased;
-            () = self.shared.failed() => None,
-            silent = self.control.silent() => blame(&silent),
+    /// Tries to connect, until the other has been let in: then there is nothing to return.
+    async fn attempts(&self, group: GroupId, peer: usize) -> Option<io::Result<Attempt>> {
+        let mut attempt = pin!(async {
+            loop {
+                match self.attempt(group, peer).await {
+                    Ok(Attempt::Crossed) => sleep(STEP_ASIDE).await,
+                    end => return end,
+                }
+            }
+        });
+        loop {
+            let changed = self.connections.changed().notified(); // from here on nothing is missed
+            if !self.connections.is_connecting(group, peer) {
+                return None;
+            }
+            tokio::select! {
+                end = &mut attempt => return Some(end),
+                () = changed => {}
+            }
         }
     }
 
-    /// The pipes to and from one other member.
-    async fn pair(&self, id: &str, rank: usize, deadline: Instant) -> io::Result<Pipes> {
-        let mut stream = if self.rank > rank {
-            let introduction = Introduction {
-                job_id: self.job_id.clone(),
-                rank: self.rank,
-                purpose: Purpose::Pipe { group: id.to_string() },
-            };
-            let address = self.addresses[rank];
-            connect(rank, address, &self.secret, &introduction, deadline).await?
-        } else {
-            self.pending.take(id, rank).await
+    async fn attempt(&self, group: GroupId, peer: usize) -> io::Result<Attempt> {
+        let introduction = Introduction {
+            job_id: self.job_id.clone(),
+            rank: self.rank,
+            incarnation: self.control.incarnation().await,
+            purpose: Purpose::Pipe { group },
         };
-        if let Some(pipes) = self.share_memory(&mut stream).await? {
-            return Ok(pipes(stream));
+        let address = seen_from_here(self.place(peer).await?, self.first);
+        let note = |stands: String| self.connections.note(group, peer, stands);
+        note(format!("rank {peer} does not answer at {address}"));
+        let connected = connect_once(address, &self.secret, &introduction).await;
+        let (stream, admission) = connected.inspect_err(|error| {
+            note(format!("rank {peer} cannot be reached at {address}: {error}"));
+        })?;
+        match admission {
+            Admission::Admitted => Ok(Attempt::Made(pipes(stream, self.transport).await?)),
+            Admission::Crossed => Ok(Attempt::Crossed),
+            Admission::Left => Ok(Attempt::Left),
+            Admission::Refused(why) => Err(io::Error::new(ErrorKind::PermissionDenied, why)),
+            Admission::Parent { .. } => {
+                Err(io::Error::new(ErrorKind::InvalidData, "it answers something else"))
+            }
         }
-        let (writer, reader, task) = tcp::pipes(stream);
-        tokio::task::spawn_local(task);
-        Ok((SendChannelKind::Tcp(writer), RecvChannelKind::Tcp(reader)))
     }
 
-    /// Finds out, together with the other end, whether memory can be shared.
-    async fn share_memory(
-        &self,
-        stream: &mut TcpStream,
-    ) -> io::Result<Option<impl FnOnce(TcpStream) -> Pipes + use<>>> {
-        let mine = match self.transport {
-            Transport::Auto => shm::offer()?,
-            Transport::Tcp => None,
-        };
-        frame::write(stream, &mine.as_ref().map(|(offer, _)| offer)).await?;
-        let theirs: Option<shm::Offer> = frame::read(stream).await?;
-        let (Some((offer, offered)), Some(theirs)) = (mine, theirs) else { return Ok(None) };
-        let (verdict, ring) = shm::accept(&offer, &theirs)?;
-        frame::write(stream, &verdict).await?;
-        let other: shm::Verdict = frame::read(stream).await?;
-        let Some(ring) = ring.filter(|_| other.maps) else { return Ok(None) };
-        Ok(Some(move |stream| {
-            let (writer, reader) = shm::pipes(offered, ring, theirs.pid(), other.reads, stream);
-            (SendChannelKind::Shared(writer), RecvChannelKind::Shared(reader))
-        }))
+    async fn place(&self, rank: usize) -> io::Result<SocketAddr> {
+        if let Some(place) = self.control.place(rank) {
+            return Ok(place);
+        }
+        let place = self.control.ask_place(rank).await?;
+        self.control.know(rank, place);
+        Ok(place)
     }
 }
 
-fn failed(what: String) -> Error {
-    Error::communication("group", what)
+/// An address that rank 0 knows. A loopback address is that of a rank on rank 0's machine, which is where this rank has
+/// found rank 0.
+pub fn seen_from_here(mut address: SocketAddr, first: IpAddr) -> SocketAddr {
+    if address.ip().is_loopback() {
+        address.set_ip(first);
+    }
+    address
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::super::runtime::world_health::WorldHealth;
+    use super::super::connections::Decision;
+    use super::super::frame;
+    use super::*;
+    use tokio::net::{TcpListener, TcpStream};
+    use tokio::task::LocalSet;
+    use tokio::time::timeout;
+
+    fn run(test: impl Future<Output = ()>) {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        LocalSet::new().block_on(&runtime, test);
+    }
+
+    fn rendezvous(rank: usize, control: Arc<Control>, address: SocketAddr) -> NetRendezvous {
+        control.incarnate(5);
+        NetRendezvous {
+            rank,
+            first: address.ip(),
+            secret: Secret::new(None),
+            job_id: None,
+            transport: Transport::Tcp,
+            connections: Arc::new(Connections::new(rank)),
+            control,
+        }
+    }
+
+    #[test]
+    fn a_rank_that_cannot_be_reached_is_known_with_its_address() {
+        run(async {
+            // Takes connections, and says nothing.
+            let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
+            let address = silent.local_addr().unwrap();
+            let control = Control::start(0, 2, &WorldHealth::new());
+            control.know(1, address);
+            let rendezvous = rendezvous(0, control, address);
+            let attempt = timeout(Duration::from_millis(100), rendezvous.pipes_to(7, 1)).await;
+            assert!(attempt.is_err(), "it waits");
+            let want = format!("rank 1 does not answer at {address}");
+            assert_eq!(rendezvous.unreached(7), Some(want));
+            assert_eq!(rendezvous.unreached(8), None);
+
+            drop(silent);
+            match rendezvous.pipes_to(8, 1).await {
+                Err(Fault::PeerGone(what)) => {
+                    assert!(
+                        what.contains("has left the group") && what.contains(&address.to_string())
+                    );
+                }
+                _ => panic!("nobody listens there"),
+            }
+        });
+    }
+
+    /// The other is silent at its address, and its own connection comes.
+    #[test]
+    fn the_connection_that_comes_first_is_taken() {
+        run(async {
+            let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
+            let address = silent.local_addr().unwrap();
+            let control = Control::start(1, 5, &WorldHealth::new());
+            control.know(4, address);
+            let rendezvous = rendezvous(1, control, address);
+            let comes = async {
+                sleep(PAUSE).await;
+                assert!(rendezvous.connections.is_connecting(7, 4));
+                assert_eq!(rendezvous.connections.admit(7, 4), Decision::Admitted);
+                let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+                let connect = TcpStream::connect(listener.local_addr().unwrap());
+                let (one, other) = tokio::join!(connect, listener.accept());
+                let both = tokio::join!(
+                    pipes(one.unwrap(), Transport::Tcp),
+                    pipes(other.unwrap().0, Transport::Tcp)
+                );
+                rendezvous.connections.made(7, 4, both.0.unwrap());
+                both.1.unwrap()
+            };
+            let taken = timeout(Duration::from_secs(20), rendezvous.pipes_to(7, 4));
+            let (taken, _other) = tokio::join!(taken, comes);
+            assert!(taken.expect("it does not wait for the attempt").is_ok());
+            assert_eq!(rendezvous.connections.taken(), 1);
+        });
+    }
+
+    /// The other's connection goes before, and never comes.
+    #[test]
+    fn a_rank_that_has_stepped_aside_tries_again() {
+        run(async {
+            let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+            let address = listener.local_addr().unwrap();
+            let control = Control::start(1, 5, &WorldHealth::new());
+            control.know(4, address);
+            let rendezvous = rendezvous(1, control, address);
+            let answers = async |answer: Admission| {
+                let (mut stream, _) = listener.accept().await.unwrap();
+                rendezvous.secret.accept(&mut stream).await.unwrap();
+                let introduction: Introduction = frame::read(&mut stream).await.unwrap();
+                assert_eq!(introduction.incarnation, Some(5));
+                frame::write(&mut stream, &answer).await.unwrap();
+                stream
+            };
+            let other = async {
+                answers(Admission::Crossed).await;
+                pipes(answers(Admission::Admitted).await, Transport::Tcp).await.unwrap()
+            };
+            let taken = timeout(Duration::from_secs(20), rendezvous.pipes_to(7, 4));
+            let (taken, _other) = tokio::join!(taken, other);
+            assert!(taken.expect("it tries again").is_ok());
+        });
+    }
 }

@@ -1,44 +1,46 @@
 //! A rank's part in one group: takes calls from its queue in order, carries each out, and finds out why
 //! one cannot be.
 
-use ferrotron_tensor::{Error, Result};
+use ferrotron_tensor::{DType, Error, Result};
+use std::collections::HashSet;
 use std::future::{Future, poll_fn};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::Poll;
 use std::time::Duration;
+use tokio::sync::Mutex as AsyncMutex;
 use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::task::yield_now;
 use tokio::time::{sleep, timeout};
 use tracing::Instrument;
 
-use crate::collective::host::runtime::queue::QueuedCall;
+use crate::collective::host::runtime::census::{Census, Members, Query};
+use crate::collective::host::runtime::queued_call::QueuedCall;
 use crate::collective::host::runtime::rendezvous::Rendezvous;
-use crate::collective::host::runtime::run::{Locked, run};
+use crate::collective::host::runtime::run::{Locked, call_route, run};
 use crate::collective::host::runtime::run_rank::panicked;
 use crate::collective::host::runtime::world_health::{Entry, Kind, WorldHealth};
 use crate::collective::host::silence::{blame, list};
+use crate::collective::host::transport::connect::GroupId;
 use crate::collective::host::transport::header::Header;
 use crate::collective::host::transport::peer_channels::PeerChannels;
 use crate::collective::host::transport::piece::{ChannelResult, Fault};
+use crate::collective::routes::Route;
 use crate::collective::work::Polling;
 use crate::collective::{Call, CommVolume, Memory, Op};
 
 /// Time within which a rank that closes its channels must say why.
 const GRACE: Duration = Duration::from_millis(300);
 
-/// Maximum number of ranks that are asked how far they are.
-const NAMED: usize = 8;
-
 /// A rank's part in one group.
 pub struct GroupTask {
-    /// The group's name.
-    pub name: String,
+    /// The name by which the present call was made.
+    pub name: Arc<str>,
     /// The same for all members and for no other group.
-    pub id: Arc<str>,
+    pub id: GroupId,
     /// Numbers in the world of the group's ranks.
-    pub ranks: Vec<usize>,
+    pub ranks: Arc<[usize]>,
     /// Pipes to the others.
     pub links: PeerChannels,
     /// State shared with other ranks.
@@ -47,28 +49,48 @@ pub struct GroupTask {
     pub rendezvous: Arc<dyn Rendezvous>,
     /// Longest time that a call may take.
     pub timeout: Duration,
-    /// Counters of what was sent.
+    /// Counters of what the calls by this name have sent.
     pub traffic: Arc<Mutex<CommVolume>>,
+    /// Kinds of calls that have been carried out: by all that decides which pipes they need.
+    pub familiar: HashSet<(Op, DType, Route)>,
 }
 
 impl GroupTask {
     /// Carries out calls until all handles of the group are dropped.
-    pub async fn serve(mut self, mut jobs: UnboundedReceiver<QueuedCall>) {
-        self.shared.note(&self.id, self.ranks[self.links.rank], |_| ());
-        while let Some(QueuedCall { call, mut memory, completion, span }) = next(&mut jobs).await {
-            let result = self.carry_out(&call, &mut memory).instrument(span).await;
+    pub async fn serve(task: Arc<AsyncMutex<GroupTask>>, mut jobs: UnboundedReceiver<QueuedCall>) {
+        while let Some(next) = next(&mut jobs).await {
+            let QueuedCall { call, mut memory, completion, span, name, traffic, queued } = next;
+            let mut member = task.lock().await;
+            (member.name, member.traffic) = (name, traffic);
+            let result = member.carry_out(&call, &mut memory).instrument(span).await;
+            drop((member, queued));
             completion.complete(result.map(|()| memory));
         }
     }
 
-    async fn carry_out(&mut self, call: &Call, memory: &mut Memory) -> Result<()> {
+    /// Tells the other ranks of this process that this rank has made the group.
+    pub fn announce(&self) {
+        self.shared.note(self.id, self.ranks[self.links.rank], |_| ());
+    }
+
+    /// Returns whether all pipes that a call needs are made, and none is a connection.
+    pub fn is_near(&self, call: &Call) -> bool {
+        self.familiar.contains(&self.kind(call)) && self.links.is_near()
+    }
+
+    fn kind(&self, call: &Call) -> (Op, DType, Route) {
+        (call.op, call.dtype, call_route(self.links.size(), call))
+    }
+
+    /// Carries out one call.
+    pub async fn carry_out(&mut self, call: &Call, memory: &mut Memory) -> Result<()> {
         let entries = self.enter(call);
         let entry = entries[0];
         self.shared.check().map_err(|error| self.interrupted(call, entry, &error))?;
         let me = self.ranks[self.links.rank];
         let headers: Vec<_> = entries.iter().map(|entry| Header::new(call, entry.number)).collect();
-        let (shared, id, limit) = (self.shared.clone(), self.id.clone(), self.timeout);
-        shared.note(&id, me, |progress| progress.begin(headers[0]));
+        let (shared, id, limit) = (self.shared.clone(), self.id, self.timeout);
+        shared.note(id, me, |progress| progress.begin(headers[0]));
 
         let before = self.links.payload();
         // Locked until the call has ended, well or not, and nothing is lent any more.
@@ -86,7 +108,7 @@ impl GroupTask {
                 let silent = tokio::select! {
                     biased;
                     () = shared.failed() => None,
-                    silent = self.wait_for_reason() => blame(&silent),
+                    census = self.wait_for_reason() => blame(&census.silent),
                 };
                 let why = silent.map_or(what.clone(), |silent| format!("{silent}; {what}"));
                 Some(self.describe(call, entry, &why))
@@ -102,10 +124,11 @@ impl GroupTask {
             // The memory goes back to the caller, so no rank may read it any more. Not earlier: ranks that
             // come late hear from the diagnosis, not from a pipe, why the call is over.
             self.links.cancel_sends();
-            // What this call has told itself says already which call it is.
+            // A reason that this call has told names the call already.
             return Err(if told { error } else { self.interrupted(call, entry, &error) });
         }
-        shared.note(&id, me, |progress| progress.end());
+        shared.note(id, me, |progress| progress.end());
+        self.familiar.insert(self.kind(call));
         let sent = self.links.payload() - before;
         self.traffic.lock().unwrap_or_else(PoisonError::into_inner).count(call.op, sent);
         Ok(())
@@ -119,7 +142,7 @@ impl GroupTask {
             Op::SendRecv { to, from } => vec![Kind::Sent(to), Kind::Received(from)],
             _ => vec![Kind::Call],
         };
-        self.shared.note(&self.id, self.ranks[self.links.rank], |progress| {
+        self.shared.note(self.id, self.ranks[self.links.rank], |progress| {
             kinds.into_iter().map(|kind| Entry { kind, number: progress.enter(kind) }).collect()
         })
     }
@@ -138,49 +161,51 @@ impl GroupTask {
         format!("rank {me} was in {entry} of group {name} ({call})")
     }
 
-    /// The entries that other ranks, by their numbers in the world, must have made for a call to end.
+    /// The entries that single ranks, by their numbers in the world, must have made for a call to end.
     fn awaited(&self, entries: &[Entry]) -> Vec<(usize, Entry)> {
         let own = self.links.rank;
-        let of_one = |&Entry { kind, number }: &Entry| {
-            let ranks = match kind {
-                Kind::Call => self.links.others().into_iter().map(|rank| (rank, kind)).collect(),
-                Kind::Sent(to) => vec![(to, Kind::Received(own))],
-                Kind::Received(from) => vec![(from, Kind::Sent(own))],
-            };
-            ranks.into_iter().map(move |(rank, kind)| (self.ranks[rank], Entry { kind, number }))
+        let of_one = |&Entry { kind, number }: &Entry| match kind {
+            Kind::Call => None,
+            Kind::Sent(to) => Some((self.ranks[to], Entry { kind: Kind::Received(own), number })),
+            Kind::Received(from) => {
+                Some((self.ranks[from], Entry { kind: Kind::Sent(own), number }))
+            }
         };
-        entries.iter().flat_map(of_one).collect()
+        entries.iter().filter_map(of_one).collect()
     }
 
     /// Waits until the reason why a rank has closed its pipes should have come. All have been asked, and the rank has
-    /// answered, or rank 0 for one that has left, or there was no answer for long. Returns the ranks that do not
-    /// answer; the one that has gone may have waited for them.
-    async fn wait_for_reason(&self) -> Vec<usize> {
+    /// answered, or its parent in the tree for one that has left, or there was no answer for long. Tells the ranks that
+    /// do not answer; the one that has gone may have waited for them.
+    async fn wait_for_reason(&self) -> Census {
         // It takes leave, and says a moment after it has closed its pipes if that was for an error.
         sleep(GRACE).await;
-        self.rendezvous.silent().await
+        self.rendezvous.census(None).await
     }
 
     /// Names the ranks that this call has waited for in vain.
     async fn diagnose(&self, call: &Call, entries: &[Entry]) -> String {
         let questions = self.awaited(entries);
-        let (replies, silent) =
-            tokio::join!(self.rendezvous.ask(&self.id, &questions), self.rendezvous.silent());
-        let missing: Vec<_> = questions
-            .into_iter()
-            .zip(replies)
-            .filter_map(|((rank, entry), reply)| match reply {
+        let all = entries.iter().copied().find(|entry| entry.kind == Kind::Call);
+        let members = || Members::new(&self.ranks);
+        let query = all.map(|entry| Query { group: self.id, members: members(), entry });
+        let (replies, census) =
+            tokio::join!(self.rendezvous.ask(self.id, &questions), self.rendezvous.census(query));
+        let asked =
+            questions.into_iter().zip(replies).filter_map(|((rank, entry), reply)| match reply {
                 Ok(answer) if !answer.entered => Some((rank, entry, answer.last)),
                 Ok(_) | Err(_) => None,
-            })
-            .take(NAMED)
-            .collect();
+            });
+        let counted = census.missing.into_iter().map(|(rank, last)| (rank, entries[0], last));
+        let (silent, missing) = (census.silent, asked.chain(counted).collect::<Vec<_>>());
         let (op, name, me) = (call.op.name(), &self.name, self.ranks[self.links.rank]);
         let (entry, limit) = (entries[0], self.timeout);
         // A rank that does not answer, in whatever group: those who are missing here may wait for it.
         let silent = blame(&silent).map(|silent| format!("and {silent}"));
         let (Some((_, awaited, _)), None) = (missing.first(), &silent) else {
-            let why = silent.unwrap_or_else(|| {
+            let unreached =
+                self.rendezvous.unreached(self.id).map(|stands| format!("where {stands}"));
+            let why = silent.or(unreached).unwrap_or_else(|| {
                 "though all ranks entered it: allow more time, or look for a rank that is stuck"
                     .into()
             });
@@ -228,13 +253,12 @@ async fn caught(run: impl Future<Output = ChannelResult<()>>) -> ChannelResult<(
 mod tests {
     use super::*;
     use crate::collective::Buffer;
-    use crate::collective::host::runtime::world_health::{Answer, Reply};
-    use crate::collective::host::transport::channel::{
-        RecvChannel, RecvChannelKind, SendChannel, SendChannelKind,
-    };
+    use crate::collective::host::runtime::world_health::Reply;
+    use crate::collective::host::transport::channel::{RecvChannelKind, SendChannelKind};
+    use crate::collective::host::transport::connect::{Connect, Pipes};
     use crate::collective::host::transport::tcp;
     use ferrotron_autograd::SharedFlatBuffer;
-    use ferrotron_tensor::{Category, DType, Device, FlatBuffer};
+    use ferrotron_tensor::{Category, Device, FlatBuffer};
     use std::panic::Location;
     use std::pin::Pin;
     use std::sync::atomic::{AtomicBool, Ordering};
@@ -254,37 +278,37 @@ mod tests {
     struct Witness {
         flat: SharedFlatBuffer,
         was_locked: AtomicBool,
+        pipes: Mutex<Option<Pipes>>,
+    }
+
+    impl Connect for Witness {
+        fn connect(
+            &self,
+            _: GroupId,
+            _: usize,
+            _: usize,
+        ) -> Pin<Box<dyn Future<Output = ChannelResult<Pipes>> + '_>> {
+            let pipes = self.pipes.lock().unwrap().take().expect("one other rank");
+            Box::pin(std::future::ready(Ok(pipes)))
+        }
+
+        fn close(&self, _: GroupId, _: usize) {}
     }
 
     impl Rendezvous for Witness {
-        fn links(
-            &self,
-            _: &crate::collective::host::runtime::progress::ProgressThread,
-            _: &Arc<str>,
-            _: usize,
-            _: &[usize],
-        ) -> Result<PeerChannels> {
-            unreachable!("the group is made already")
-        }
-
         fn ask<'a>(
             &'a self,
-            _: &'a Arc<str>,
-            questions: &'a [(usize, Entry)],
+            _: GroupId,
+            _: &'a [(usize, Entry)],
         ) -> Pin<Box<dyn Future<Output = Vec<Reply>> + 'a>> {
-            Box::pin(async {
-                sleep(PAUSE).await;
-                self.was_locked.store(is_locked(&self.flat), Ordering::SeqCst);
-                let entered = |_| Ok(Answer { entered: true, last: String::new() });
-                questions.iter().map(entered).collect()
-            })
+            Box::pin(std::future::ready(Vec::new()))
         }
 
-        fn silent(&self) -> Pin<Box<dyn Future<Output = Vec<usize>> + '_>> {
+        fn census(&self, _: Option<Query>) -> Pin<Box<dyn Future<Output = Census> + '_>> {
             Box::pin(async {
                 sleep(PAUSE).await;
                 self.was_locked.store(is_locked(&self.flat), Ordering::SeqCst);
-                Vec::new()
+                Census::default()
             })
         }
     }
@@ -301,7 +325,11 @@ mod tests {
         let flat: SharedFlatBuffer = Arc::new(Mutex::new(flat));
         let site = Location::caller();
         let call = Call { op: Op::AllGather, dtype: DType::F32, len: 2 * PART, unit: 1, site };
-        let witness = Arc::new(Witness { flat: flat.clone(), was_locked: AtomicBool::new(false) });
+        let witness = Arc::new(Witness {
+            flat: flat.clone(),
+            was_locked: AtomicBool::new(false),
+            pipes: Mutex::default(),
+        });
         let member = async {
             let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
             let connect = TcpStream::connect(listener.local_addr().unwrap());
@@ -311,18 +339,19 @@ mod tests {
             socket2::SockRef::from(&theirs).set_recv_buffer_size(16 << 10).unwrap();
             let (writer, reader, task) = tcp::pipes(mine);
             tokio::spawn(task);
-            let mut links = PeerChannels::empty(0, &[0, 1]);
-            links.outgoing[1] = Some(SendChannel::new(1, SendChannelKind::Tcp(writer)));
-            links.incoming[1] = Some(RecvChannel::new(1, RecvChannelKind::Tcp(reader)));
+            let pipes = (SendChannelKind::Tcp(writer), RecvChannelKind::Tcp(reader));
+            *witness.pipes.lock().unwrap() = Some(pipes);
+            let ranks: Arc<[usize]> = Arc::from([0, 1]);
             let mut member = GroupTask {
-                name: "dp".to_string(),
-                id: Arc::from("dp"),
-                ranks: vec![0, 1],
-                links,
+                name: Arc::from("dp"),
+                id: 7,
+                links: PeerChannels::new(7, 0, ranks.clone(), witness.clone()),
+                ranks,
                 shared: WorldHealth::new(),
                 rendezvous: witness.clone(),
                 timeout: limit,
                 traffic: Arc::default(),
+                familiar: HashSet::new(),
             };
             let mut memory = Memory::in_place(Buffer::Flat(flat.clone()));
             let peer = async {
@@ -332,6 +361,7 @@ mod tests {
             };
             let (result, _open) = tokio::join!(member.carry_out(&call, &mut memory), peer);
             assert!(!is_locked(&flat), "the call is over");
+            assert!(!member.is_near(&call), "its pipe is a connection");
             result
         };
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();

@@ -1,8 +1,11 @@
 //! The runtime of a rank: its progress thread, the calls of its groups, and the health of the world.
 
+pub(super) mod block_on;
+pub(super) mod census;
 pub(super) mod group_task;
 pub(super) mod progress;
 pub(super) mod queue;
+pub(super) mod queued_call;
 pub(super) mod rendezvous;
 pub(super) mod run;
 pub(super) mod run_rank;

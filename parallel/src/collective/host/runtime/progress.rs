@@ -5,7 +5,7 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::thread::JoinHandle;
-use tokio::runtime::Builder;
+use tokio::runtime::{Builder, EnterGuard, Handle};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::task::{JoinSet, LocalSet};
 
@@ -29,6 +29,7 @@ pub struct ProgressThread {
     /// Closed before the thread is joined.
     orders: Option<UnboundedSender<TaskRequest>>,
     thread: Option<JoinHandle<()>>,
+    runtime: Handle,
 }
 
 impl ProgressThread {
@@ -37,11 +38,17 @@ impl ProgressThread {
         let failed = |error| Error::communication("world", format!("no progress thread: {error}"));
         let (orders, receiver) = unbounded_channel();
         let runtime = Builder::new_current_thread().enable_all().build().map_err(failed)?;
+        let handle = runtime.handle().clone();
         let thread = std::thread::Builder::new()
             .name(format!("collectives of rank {rank}"))
             .spawn(move || LocalSet::new().block_on(&runtime, drive(rank, shared, receiver)))
             .map_err(failed)?;
-        Ok(ProgressThread { orders: Some(orders), thread: Some(thread) })
+        Ok(ProgressThread { orders: Some(orders), thread: Some(thread), runtime: handle })
+    }
+
+    /// Lets this thread wait for the timers and sockets of the progress thread while the result lives.
+    pub fn enter(&self) -> EnterGuard<'_> {
+        self.runtime.enter()
     }
 
     /// Runs a task to its end before the thread ends.

@@ -1,56 +1,64 @@
-//! The queue of calls through which a [`Group`](crate::collective::Group) reaches the progress thread.
+//! The calls of a [`Group`](crate::collective::Group): in a queue to the progress thread, or carried out by their caller.
 
 use ferrotron_tensor::Result;
 use std::sync::{Arc, Mutex, PoisonError};
-use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
-use tracing::{Span, trace_span};
+use tokio::sync::Mutex as AsyncMutex;
+use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
+use tracing::{Instrument, Span, trace_span};
 
+use crate::collective::host::runtime::block_on::block_on;
+use crate::collective::host::runtime::group_task::GroupTask;
 use crate::collective::host::runtime::progress::ProgressThread;
+use crate::collective::host::runtime::queued_call::QueuedCall;
 use crate::collective::host::runtime::world_health::WorldHealth;
-use crate::collective::{Call, Collective, CommVolume, Completion, Memory, Work};
+use crate::collective::{Call, Collective, CommVolume, Memory, Work};
 
-/// A call in the queue.
-pub struct QueuedCall {
-    /// The operation.
-    pub call: Call,
-    /// Its memory.
-    pub memory: Memory,
-    /// The channel of the result.
-    pub completion: Completion,
-    /// Its span in a trace.
-    pub span: Span,
+/// One group on one rank, by one of its names.
+pub struct HostCollective {
+    name: Arc<str>,
+    traffic: Arc<Mutex<CommVolume>>,
+    queue: Arc<Queue>,
 }
 
-/// The calls of one group on one rank, on their way to the progress thread.
-pub struct HostCollective {
-    name: String,
+/// The calls of a group, by all of its names.
+struct Queue {
     rank: usize,
     size: usize,
     jobs: UnboundedSender<QueuedCall>,
-    traffic: Arc<Mutex<CommVolume>>,
+    /// One handle, and one of each call that is queued or under way.
+    queued: Arc<()>,
+    /// Carries the calls out.
+    task: Arc<AsyncMutex<GroupTask>>,
     shared: Arc<WorldHealth>,
     /// Dropped after `jobs`, so that the thread ends when the last group is gone.
-    _progress: Arc<ProgressThread>,
+    progress: Arc<ProgressThread>,
 }
 
 impl HostCollective {
-    /// A queue, and the end where calls come out.
-    pub fn new(
-        name: &str,
-        rank: usize,
-        size: usize,
-        shared: &Arc<WorldHealth>,
-        progress: &Arc<ProgressThread>,
-    ) -> (HostCollective, UnboundedReceiver<QueuedCall>) {
+    /// The group of `member`, by the name and with the counters that it has.
+    pub fn new(member: GroupTask, progress: &Arc<ProgressThread>) -> HostCollective {
         let (jobs, receiver) = unbounded_channel();
-        let (name, traffic) = (name.to_string(), Arc::default());
-        let (shared, _progress) = (shared.clone(), progress.clone());
-        (HostCollective { name, rank, size, jobs, traffic, shared, _progress }, receiver)
+        let (rank, size) = (member.links.rank, member.links.size());
+        let (name, traffic) = (member.name.clone(), member.traffic.clone());
+        let shared = member.shared.clone();
+        let task = Arc::new(AsyncMutex::new(member));
+        let served = task.clone();
+        progress.finish(move || GroupTask::serve(served, receiver));
+        let (queued, progress) = (Arc::default(), progress.clone());
+        let queue = Arc::new(Queue { rank, size, jobs, queued, task, shared, progress });
+        HostCollective { name, traffic, queue }
     }
 
-    /// The progress thread's counters of what it sends.
-    pub fn counter(&self) -> Arc<Mutex<CommVolume>> {
-        self.traffic.clone()
+    /// The span of a call in a trace.
+    fn span(&self, call: &Call) -> Span {
+        trace_span!(
+            "collective",
+            name = call.op.name(),
+            op = %call.op,
+            bytes = call.len * call.dtype.size(),
+            group = &*self.name,
+            site = %call.site,
+        )
     }
 }
 
@@ -60,37 +68,51 @@ impl Collective for HostCollective {
     }
 
     fn rank(&self) -> usize {
-        self.rank
+        self.queue.rank
     }
 
     fn size(&self) -> usize {
-        self.size
+        self.queue.size
     }
 
     fn start(&self, call: Call, memory: Memory) -> Work<Memory> {
         let (work, completion) = Work::new();
-        let span = trace_span!(
-            "collective",
-            name = call.op.name(),
-            op = %call.op,
-            bytes = call.len * call.dtype.size(),
-            group = self.name,
-            site = %call.site,
-        );
+        let (name, traffic) = (self.name.clone(), self.traffic.clone());
+        let (span, queued) = (self.span(&call), self.queue.queued.clone());
+        let queued = QueuedCall { call, memory, completion, span, name, traffic, queued };
         // If the thread has ended, so has the completion, and the work says so.
-        let _ = self.jobs.send(QueuedCall { call, memory, completion, span });
+        let _ = self.queue.jobs.send(queued);
         work
+    }
+
+    fn run(&self, call: Call, mut memory: Memory) -> Result<Memory> {
+        // Calls end in the order in which they were made. The progress thread makes pipes, and looks after sockets.
+        let is_idle = Arc::strong_count(&self.queue.queued) == 1;
+        let member = is_idle.then(|| self.queue.task.try_lock().ok()).flatten();
+        let Some(mut member) = member.filter(|member| member.is_near(&call)) else {
+            return self.start(call, memory).wait();
+        };
+        (member.name, member.traffic) = (self.name.clone(), self.traffic.clone());
+        let _wait = trace_span!("wait").entered();
+        let _runtime = self.queue.progress.enter();
+        let span = self.span(&call);
+        block_on(member.carry_out(&call, &mut memory).instrument(span)).map(|()| memory)
     }
 
     fn traffic(&self) -> CommVolume {
         self.traffic.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
+    fn named(&self, name: &str) -> Option<Arc<dyn Collective>> {
+        let (name, queue) = (Arc::from(name), self.queue.clone());
+        Some(Arc::new(HostCollective { name, traffic: Arc::default(), queue }))
+    }
+
     fn check(&self) -> Result<()> {
-        self.shared.check()
+        self.queue.shared.check()
     }
 
     fn fail(&self, reason: &str) {
-        self.shared.fail(reason);
+        self.queue.shared.fail(reason);
     }
 }

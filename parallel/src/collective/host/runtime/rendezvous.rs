@@ -1,33 +1,33 @@
-//! The interface through which a group forms, and asks ranks how far they are.
+//! The interface through which groups reach other ranks: connections, and questions how far they are.
 
-use ferrotron_tensor::Result;
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::Arc;
 
-use crate::collective::host::runtime::progress::ProgressThread;
+use crate::collective::ControlVolume;
+use crate::collective::host::runtime::census::{Census, Query};
 use crate::collective::host::runtime::world_health::{Entry, Reply};
-use crate::collective::host::transport::peer_channels::PeerChannels;
+use crate::collective::host::transport::connect::{Connect, GroupId};
 
-/// Gives the members of a group channels to each other.
-pub trait Rendezvous: Send + Sync {
-    /// The pipes of member `own` of the group `id` of `ranks`.
-    fn links(
-        &self,
-        progress: &ProgressThread,
-        id: &Arc<str>,
-        own: usize,
-        ranks: &[usize],
-    ) -> Result<PeerChannels>;
-
+/// Connects ranks and asks them.
+pub trait Rendezvous: Connect {
     /// Asks ranks, by their numbers in the world, whether they have entered calls of a group; one reply for
     /// each question.
     fn ask<'a>(
         &'a self,
-        group: &'a Arc<str>,
+        group: GroupId,
         questions: &'a [(usize, Entry)],
     ) -> Pin<Box<dyn Future<Output = Vec<Reply>> + 'a>>;
 
-    /// Asks all ranks of the world whether they are there; returns those that do not answer.
-    fn silent(&self) -> Pin<Box<dyn Future<Output = Vec<usize>> + '_>>;
+    /// Asks all ranks of the world whether they are there and, with a query, whether they have entered its call.
+    fn census(&self, query: Option<Query>) -> Pin<Box<dyn Future<Output = Census> + '_>>;
+
+    /// Returns how it stands with a rank of a group that this rank has tried in vain to reach.
+    fn unreached(&self, _group: GroupId) -> Option<String> {
+        None
+    }
+
+    /// Counts this rank's connections, and its messages that belong to no call.
+    fn traffic(&self) -> ControlVolume {
+        ControlVolume::default()
+    }
 }

@@ -1,14 +1,16 @@
 //! One call, from its memory to its last byte: which ranks talk along which pipes, and by which algorithm.
 
-use ferrotron_tensor::Error;
+use ferrotron_tensor::{DType, Error};
 use std::ops::Range;
 
-use crate::collective::direct::is_direct;
-use crate::collective::host::algorithms::combine::{is_narrow, kernels};
-use crate::collective::host::algorithms::{pairwise, ring, rooted};
+use crate::collective::host::algorithms::combine::{
+    ReduceKernels, is_narrow, kernels, round, widen_add,
+};
+use crate::collective::host::algorithms::{pairwise, ring, rooted, tree};
 use crate::collective::host::transport::header::Header;
 use crate::collective::host::transport::peer_channels::PeerChannels;
 use crate::collective::host::transport::piece::ChannelResult;
+use crate::collective::routes::{Route, is_pairwise, route};
 use crate::collective::{Buffer, Bytes, Call, Memory, Op, Reduction, partition_range};
 
 /// The bytes that a call works on, locked.
@@ -16,6 +18,8 @@ use crate::collective::{Buffer, Bytes, Call, Memory, Op, Reduction, partition_ra
 pub struct Locked<'a> {
     input: Option<Bytes<'a>>,
     output: Option<Bytes<'a>>,
+    /// Sums in f32 of 16-bit numbers.
+    wide: Vec<f32>,
 }
 
 /// Carries out a call after its ranks have agreed that they mean the same. An exchange has two headers,
@@ -44,7 +48,7 @@ async fn transfer(
     links: &mut PeerChannels,
     call: &Call,
     headers: &[Header],
-    Locked { input, output }: &mut Locked<'_>,
+    Locked { input, output, wide }: &mut Locked<'_>,
 ) -> ChannelResult<()> {
     let (rank, n, size) = (links.rank, links.size(), call.dtype.size());
     let parts: Vec<Range<usize>> = (0..n).map(|i| scale(call.chunk_range(n, i), size)).collect();
@@ -54,65 +58,88 @@ async fn transfer(
     let header = &headers[0];
     let others = links.others();
     let (next, previous) = ([links.after(1)], [links.before(1)]);
+    let way = call_route(n, call);
     // Ranks that only send hear from others too: without it, two that both take themselves for the root
     // would not find out.
     match call.op {
+        Op::AllReduce(Reduction::Sum) | Op::ReduceScatter(Reduction::Sum)
+            if narrow && !is_pairwise(n) =>
+        {
+            let bytes = slice(output, whole)?;
+            // Rounded once, at the end.
+            wide.resize(call.len, 0.0);
+            widen_add(call.dtype, wide, bytes);
+            let doubled = |part: &Range<usize>| 2 * part.start..2 * part.end;
+            let doubled: Vec<_> = parts.iter().map(doubled).collect();
+            let kernels = kernels(DType::F32, Reduction::Sum);
+            let sum = bytemuck::cast_slice_mut(wide);
+            reduce(links, call.op, header, way, &doubled, sum, &kernels).await?;
+            let all = matches!(call.op, Op::AllReduce(_));
+            let own = if all { 0..whole } else { parts[rank].clone() };
+            round(call.dtype, &mut bytes[own.clone()], &wide[own.start / 2..own.end / 2]);
+            Ok(())
+        }
         Op::AllReduce(Reduction::Sum) if narrow => {
             let bytes = slice(output, whole)?;
             let parts = even_parts(call, n);
             links.send_headers(header, &others, &others).await?;
             pairwise::reduce_scatter_narrow(links, call.dtype, &parts, bytes).await?;
-            if is_direct(n, whole) {
+            if way == Route::Direct {
                 return pairwise::all_gather_small(links, &parts, bytes).await;
             }
             let kernels = kernels(call.dtype, Reduction::Max);
             ring::ring(links, &parts, ring::all_gather(n), bytes, &kernels).await
-        }
-        Op::AllReduce(reduction) if is_direct(n, whole) => {
-            let bytes = slice(output, whole)?;
-            let (parts, kernels) = (even_parts(call, n), kernels(call.dtype, reduction));
-            links.send_headers(header, &others, &others).await?;
-            pairwise::reduce_scatter_small(links, &parts, bytes, &kernels).await?;
-            pairwise::all_gather_small(links, &parts, bytes).await
-        }
-        Op::AllReduce(reduction) => {
-            let bytes = slice(output, whole)?;
-            let (parts, kernels) = (even_parts(call, n), kernels(call.dtype, reduction));
-            links.send_headers(header, &next, &previous).await?;
-            ring::ring(links, &parts, ring::all_reduce(n), bytes, &kernels).await
         }
         Op::ReduceScatter(Reduction::Sum) if narrow => {
             let bytes = slice(output, whole)?;
             links.send_headers(header, &others, &others).await?;
             pairwise::reduce_scatter_narrow(links, call.dtype, &parts, bytes).await
         }
-        Op::ReduceScatter(reduction) if is_direct(n, whole) => {
+        Op::AllReduce(reduction) => {
             let bytes = slice(output, whole)?;
-            links.send_headers(header, &others, &others).await?;
-            let kernels = kernels(call.dtype, reduction);
-            pairwise::reduce_scatter_small(links, &parts, bytes, &kernels).await
+            let (parts, kernels) = (even_parts(call, n), kernels(call.dtype, reduction));
+            reduce(links, call.op, header, way, &parts, bytes, &kernels).await
         }
         Op::ReduceScatter(reduction) => {
             let bytes = slice(output, whole)?;
-            let kernels = kernels(call.dtype, reduction);
-            links.send_headers(header, &next, &previous).await?;
-            ring::ring(links, &parts, ring::reduce_scatter(n), bytes, &kernels).await
-        }
-        Op::AllGather if is_direct(n, whole) => {
-            let bytes = slice(output, whole)?;
-            links.send_headers(header, &others, &others).await?;
-            pairwise::all_gather_small(links, &parts, bytes).await
+            reduce(links, call.op, header, way, &parts, bytes, &kernels(call.dtype, reduction))
+                .await
         }
         Op::AllGather => {
             let bytes = slice(output, whole)?;
-            links.send_headers(header, &next, &previous).await?;
-            let kernels = kernels(call.dtype, Reduction::Max);
-            ring::ring(links, &parts, ring::all_gather(n), bytes, &kernels).await
+            send_route_headers(links, header, way).await?;
+            match way {
+                Route::Direct => pairwise::all_gather_small(links, &parts, bytes).await,
+                Route::Tree => tree::all_gather(links, &parts[rank], bytes).await,
+                Route::Ring => {
+                    let kernels = kernels(call.dtype, Reduction::Max);
+                    ring::ring(links, &parts, ring::all_gather(n), bytes, &kernels).await
+                }
+            }
+        }
+        Op::Broadcast { root: 0 } if way == Route::Tree => {
+            let bytes = slice(output, whole)?;
+            let (parent, children) = tree::neighbours(links);
+            let (to, from) = (joined(next, children), joined(previous, parent));
+            links.check_headers(header, &to, &from).await?;
+            tree::broadcast(links, bytes).await
         }
         Op::Broadcast { root } => {
             let bytes = slice(output, whole)?;
             links.check_headers(header, &next, &previous).await?;
             rooted::broadcast(links, root, bytes).await
+        }
+        Op::Reduce { root, reduction: Reduction::Sum } if narrow && !is_pairwise(n) => {
+            let bytes = slice(output, whole)?;
+            links.check_headers(header, &next, &previous).await?;
+            wide.resize(call.len, 0.0);
+            widen_add(call.dtype, wide, bytes);
+            let kernels = kernels(DType::F32, Reduction::Sum);
+            rooted::reduce(links, root, bytemuck::cast_slice_mut(wide), &kernels).await?;
+            if rank == root {
+                round(call.dtype, bytes, wide);
+            }
+            Ok(())
         }
         Op::Reduce { root, reduction: Reduction::Sum } if narrow => {
             let bytes = slice(output, whole)?;
@@ -126,7 +153,7 @@ async fn transfer(
         }
         Op::Gather { root } => {
             let part = slice(input, own)?;
-            links.check_headers(header, &others, &others).await?;
+            check_rooted(links, header, root).await?;
             if root == rank {
                 let bytes = slice(output, whole)?;
                 return rooted::gather(links, &parts, part, bytes).await;
@@ -135,7 +162,7 @@ async fn transfer(
         }
         Op::Scatter { root } => {
             let part = slice(output, own)?;
-            links.check_headers(header, &others, &others).await?;
+            check_rooted(links, header, root).await?;
             if root == rank {
                 let bytes = slice(input, whole)?;
                 return rooted::scatter(links, &parts, bytes, part).await;
@@ -163,6 +190,11 @@ async fn transfer(
             links.send_headers(&headers[1], &[], &[from]).await?;
             pairwise::send_recv(links, to, from, input, output).await
         }
+        Op::Barrier if way == Route::Tree => {
+            send_route_headers(links, header, way).await?;
+            let kernels = kernels(DType::U8, Reduction::Max);
+            tree::all_reduce(links, &mut [0], &kernels).await
+        }
         Op::Barrier => {
             // Dissemination: after round k everybody has heard, at first or second hand, from the
             // 2^(k+1) - 1 ranks before it (Hensgen, Finkel and Manber, "Two algorithms for barrier
@@ -176,6 +208,90 @@ async fn transfer(
             Ok(())
         }
     }
+}
+
+/// The route of a call among `n` ranks. Together with operation and element type it decides which pipes the call needs.
+pub fn call_route(n: usize, call: &Call) -> Route {
+    let (unit, size) = match call.op {
+        Op::AllReduce(_) => (1, call.dtype.size()), // parts are by elements, whatever its rows are
+        _ => (call.unit, call.dtype.size()),
+    };
+    let is_sum =
+        matches!(call.op, Op::AllReduce(Reduction::Sum) | Op::ReduceScatter(Reduction::Sum));
+    let is_wide = is_sum && is_narrow(call.dtype) && !is_pairwise(n);
+    let size = if is_wide { DType::F32.size() } else { size };
+    route(n, call.len / unit, unit * size)
+}
+
+/// An all-reduce or a reduce-scatter to `parts`, which are ranges of `bytes`.
+async fn reduce(
+    links: &mut PeerChannels,
+    op: Op,
+    header: &Header,
+    route: Route,
+    parts: &[Range<usize>],
+    bytes: &mut [u8],
+    kernels: &ReduceKernels,
+) -> ChannelResult<()> {
+    let (n, gathers) = (links.size(), matches!(op, Op::AllReduce(_)));
+    send_route_headers(links, header, route).await?;
+    match (route, gathers) {
+        (Route::Direct, _) => {
+            pairwise::reduce_scatter_small(links, parts, bytes, kernels).await?;
+            if gathers { pairwise::all_gather_small(links, parts, bytes).await } else { Ok(()) }
+        }
+        (Route::Tree, true) => tree::all_reduce(links, bytes, kernels).await,
+        (Route::Tree, false) => {
+            let own = parts[links.rank].clone();
+            tree::reduce_scatter(links, &own, bytes, kernels).await
+        }
+        (Route::Ring, true) => ring::ring(links, parts, ring::all_reduce(n), bytes, kernels).await,
+        (Route::Ring, false) => {
+            ring::ring(links, parts, ring::reduce_scatter(n), bytes, kernels).await
+        }
+    }
+}
+
+/// Sends and expects headers where data will go, and round the ring: one of the ranks that call something else hears
+/// from one that does not.
+async fn send_route_headers(
+    links: &mut PeerChannels,
+    header: &Header,
+    route: Route,
+) -> ChannelResult<()> {
+    let (next, previous) = ([links.after(1)], [links.before(1)]);
+    match route {
+        Route::Direct => {
+            let others = links.others();
+            links.send_headers(header, &others, &others).await
+        }
+        Route::Tree => {
+            let (parent, children) = tree::neighbours(links);
+            let both = || children.clone().chain(parent);
+            links.send_headers(header, &joined(next, both()), &joined(previous, both())).await?;
+            links.flush(); // to the next in the ring no data will follow
+            Ok(())
+        }
+        Route::Ring => links.send_headers(header, &next, &previous).await,
+    }
+}
+
+/// Compares the headers of a call in which one rank sends to all or hears from all: those of every two ranks, of many
+/// ranks those of neighbours in the ring.
+async fn check_rooted(links: &mut PeerChannels, header: &Header, root: usize) -> ChannelResult<()> {
+    let others = links.others();
+    if route(links.size(), 0, 0) != Route::Tree {
+        return links.check_headers(header, &others, &others).await;
+    }
+    links.check_headers(header, &[links.after(1)], &[links.before(1)]).await?;
+    links.open(if root == links.rank { &others } else { std::slice::from_ref(&root) }).await
+}
+
+/// A rank and others, each once.
+fn joined(one: [usize; 1], others: impl IntoIterator<Item = usize>) -> Vec<usize> {
+    let mut ranks = one.to_vec();
+    ranks.extend(others.into_iter().filter(|other| one[0] != *other));
+    ranks
 }
 
 /// Parts of a buffer by elements, whatever its rows are, for algorithms that do not expose the parts.

@@ -1,21 +1,21 @@
 //! A world whose ranks are threads of this process.
 
 use ferrotron_tensor::{Error, Result};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::future::{Future, ready};
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use crate::collective::host::runtime::census::{Census, Query};
 use crate::collective::host::runtime::progress::ProgressThread;
 use crate::collective::host::runtime::rendezvous::Rendezvous;
 use crate::collective::host::runtime::run_rank::{panicked, run_rank};
 use crate::collective::host::runtime::world::{World, WorldConfig};
 use crate::collective::host::runtime::world_health::{Entry, Reply, WorldHealth};
-use crate::collective::host::transport::channel::{
-    RecvChannel, RecvChannelKind, SendChannel, SendChannelKind,
-};
-use crate::collective::host::transport::local;
-use crate::collective::host::transport::peer_channels::PeerChannels;
+use crate::collective::host::transport::channel::{RecvChannelKind, SendChannelKind};
+use crate::collective::host::transport::connect::{Connect, GroupId, Pipes};
+use crate::collective::host::transport::local::{self, LocalReader, LocalWriter};
+use crate::collective::host::transport::piece::ChannelResult;
 
 /// Runs `f` once for each of `size` ranks, each on a thread of its own, and returns what they return, in
 /// order. A rank that returns an error or panics ends the calls of all others.
@@ -60,7 +60,7 @@ fn run_each(
 ) -> Vec<Result<()>> {
     let shared = WorldHealth::new();
     let meeting: Arc<dyn Rendezvous> =
-        Arc::new(ThreadRendezvous { shared: shared.clone(), groups: Mutex::default() });
+        Arc::new(ThreadRendezvous { shared: shared.clone(), parked: Mutex::default() });
     let rank_body = |rank| {
         // Outlives the world: how `f` ends is told to the others before calls under way are waited for.
         let mut progress = None;
@@ -88,56 +88,178 @@ fn run_each(
     })
 }
 
-/// Hands channels from thread to thread: the first rank that asks for a group makes those of all.
+/// Hands pipes from thread to thread: the first of two ranks that asks makes both ends.
 struct ThreadRendezvous {
     shared: Arc<WorldHealth>,
-    groups: Mutex<HashMap<Arc<str>, Vec<Option<PeerChannels>>>>,
+    parked: Mutex<Parked>,
+}
+
+/// The ends of pipes that their ranks have not taken.
+#[derive(Default)]
+struct Parked {
+    /// By group, rank, and the rank at the other end.
+    ends: HashMap<(GroupId, usize, usize), (LocalWriter, LocalReader)>,
+    /// Ranks that have left groups.
+    closed: HashSet<(GroupId, usize)>,
+}
+
+impl Parked {
+    fn take(&mut self, group: GroupId, own: usize, peer: usize) -> (LocalWriter, LocalReader) {
+        if let Some(ends) = self.ends.remove(&(group, own, peer)) {
+            return ends;
+        }
+        let ((to, from_own), (to_own, from)) = (local::pipe(), local::pipe());
+        // Dropped, they tell that the other has left.
+        if !self.closed.contains(&(group, peer)) {
+            self.ends.insert((group, peer, own), (to_own, from_own));
+        }
+        (to, from)
+    }
+}
+
+impl ThreadRendezvous {
+    fn parked(&self) -> MutexGuard<'_, Parked> {
+        self.parked.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Connect for ThreadRendezvous {
+    fn connect(
+        &self,
+        group: GroupId,
+        own: usize,
+        peer: usize,
+    ) -> Pin<Box<dyn Future<Output = ChannelResult<Pipes>> + '_>> {
+        let (writer, reader) = self.parked().take(group, own, peer);
+        let pipes = (SendChannelKind::Local(writer), RecvChannelKind::Local(reader));
+        Box::pin(ready(Ok(pipes)))
+    }
+
+    fn close(&self, group: GroupId, own: usize) {
+        let parked = &mut *self.parked();
+        parked.closed.insert((group, own));
+        parked.ends.retain(|&(id, rank, _), _| (id, rank) != (group, own));
+    }
 }
 
 impl Rendezvous for ThreadRendezvous {
-    fn links(
-        &self,
-        _progress: &ProgressThread,
-        id: &Arc<str>,
-        own: usize,
-        ranks: &[usize],
-    ) -> Result<PeerChannels> {
-        let mut groups = self.groups.lock().unwrap_or_else(PoisonError::into_inner);
-        let links = groups.entry(id.clone()).or_insert_with(|| make_links(ranks));
-        let taken = links[own].take();
-        if links.iter().all(Option::is_none) {
-            groups.remove(id);
-        }
-        taken.ok_or_else(|| Error::communication("group", format!("{id} is made already")))
-    }
-
     fn ask<'a>(
         &'a self,
-        group: &'a Arc<str>,
+        group: GroupId,
         questions: &'a [(usize, Entry)],
     ) -> Pin<Box<dyn Future<Output = Vec<Reply>> + 'a>> {
         let answer = |&(rank, entry)| Ok(self.shared.answer(group, rank, entry));
         Box::pin(ready(questions.iter().map(answer).collect()))
     }
 
-    fn silent(&self) -> Pin<Box<dyn Future<Output = Vec<usize>> + '_>> {
-        Box::pin(ready(Vec::new())) // threads are not stopped one by one
+    fn census(&self, query: Option<Query>) -> Pin<Box<dyn Future<Output = Census> + '_>> {
+        let mut census = Census::default(); // threads are not stopped one by one
+        if let Some(Query { group, members, entry }) = &query {
+            for rank in members.ranks() {
+                census.join(Census::of(rank, self.shared.answer(*group, rank, *entry)));
+            }
+        }
+        Box::pin(ready(census))
     }
 }
 
-/// The pipes of every rank of a group.
-fn make_links(ranks: &[usize]) -> Vec<Option<PeerChannels>> {
-    let n = ranks.len();
-    let empty = |rank| PeerChannels::empty(rank, ranks);
-    let mut ends: Vec<_> = (0..n).map(empty).collect();
-    for from in 0..n {
-        for to in (0..n).filter(|&to| to != from) {
-            let (writer, reader) = local::pipe();
-            ends[from].outgoing[to] =
-                Some(SendChannel::new(ranks[to], SendChannelKind::Local(writer)));
-            ends[to].incoming[from] =
-                Some(RecvChannel::new(ranks[from], RecvChannelKind::Local(reader)));
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::collective::host::runtime::group_task::GroupTask;
+    use crate::collective::host::runtime::run::{Locked, run};
+    use crate::collective::host::transport::header::Header;
+    use crate::collective::host::transport::peer_channels::PeerChannels;
+    use crate::collective::{Buffer, Call, Memory, Op, Reduction};
+    use ferrotron_tensor::{DType, Device, Tensor};
+    use std::future::poll_fn;
+    use std::panic::Location;
+    use std::pin::pin;
+    use std::time::Duration;
+    use tokio::runtime::Builder;
+    use tokio::task::LocalSet;
+
+    /// How often each of eight ranks runs until all have ended `op` of a small buffer, if they take turns.
+    fn turns(op: Op) -> Vec<usize> {
+        let (ranks, numel) = ([0, 1, 2, 3, 4, 5, 6, 7], 800);
+        let call = Call { op, dtype: DType::F32, len: numel, unit: 1, site: Location::caller() };
+        let one = |mut links: PeerChannels| async move {
+            let tensor = Tensor::full(&Device::cpu(1).unwrap(), DType::F32, &[numel], 1.0).unwrap();
+            let mut memory = Memory::in_place(Buffer::Tensor(tensor));
+            let (headers, mut locked) = ([Header::new(&call, 1)], Locked::default());
+            let mut all = pin!(run(&mut links, &call, &headers, &mut memory, &mut locked));
+            let mut polls = 0;
+            let ended = poll_fn(|context| {
+                polls += 1;
+                all.as_mut().poll(context)
+            });
+            ended.await.unwrap();
+            polls
+        };
+        let tasks = LocalSet::new();
+        let meeting: Arc<dyn Connect> =
+            Arc::new(ThreadRendezvous { shared: WorldHealth::new(), parked: Mutex::default() });
+        let links = |rank| PeerChannels::new(7, rank, Arc::from(ranks), meeting.clone());
+        let ends = ranks.map(|rank| tasks.spawn_local(one(links(rank))));
+        let runtime = Builder::new_current_thread().build().unwrap();
+        tasks.block_on(&runtime, async {
+            let mut polls = Vec::new();
+            for end in ends {
+                polls.push(end.await.unwrap());
+            }
+            polls
+        })
+    }
+
+    #[test]
+    fn a_call_is_near_when_one_of_its_kind_has_made_the_pipes() {
+        let shared = WorldHealth::new();
+        let meeting =
+            Arc::new(ThreadRendezvous { shared: shared.clone(), parked: Mutex::default() });
+        let ranks: Arc<[usize]> = Arc::from([0, 1, 2, 3, 4]);
+        let member = |rank| GroupTask {
+            name: Arc::from("tp"),
+            id: 7,
+            links: PeerChannels::new(7, rank, ranks.clone(), meeting.clone()),
+            ranks: ranks.clone(),
+            shared: shared.clone(),
+            rendezvous: meeting.clone(),
+            timeout: Duration::from_secs(60),
+            traffic: Arc::default(),
+            familiar: HashSet::new(),
+        };
+        let call = |op, len| Call { op, dtype: DType::F32, len, unit: 1, site: Location::caller() };
+        let sum = Op::AllReduce(Reduction::Sum);
+        let (ring, same, small) = (call(sum, 100_000), call(sum, 200_000), call(sum, 10));
+        let runtime = Builder::new_current_thread().enable_time().build().unwrap();
+        let tasks = LocalSet::new();
+        let ends = [0, 1, 2, 3, 4].map(|rank| {
+            let mut member = member(rank);
+            tasks.spawn_local(async move {
+                assert!(!member.is_near(&ring));
+                let x = Tensor::full(&Device::cpu(1).unwrap(), DType::F32, &[ring.len], 1.0);
+                let mut memory = Memory::in_place(Buffer::Tensor(x.unwrap()));
+                member.carry_out(&ring, &mut memory).await.unwrap();
+                assert!(member.is_near(&ring) && member.is_near(&same));
+                assert!(!member.is_near(&small), "it needs all others, not two of them");
+            })
+        });
+        tasks.block_on(&runtime, async {
+            for end in ends {
+                end.await.unwrap();
+            }
+        });
+    }
+
+    #[test]
+    fn ranks_that_take_turns_wait_once_for_each_half_of_a_small_call() {
+        for (op, halves) in [
+            (Op::AllReduce(Reduction::Sum), 2),
+            (Op::ReduceScatter(Reduction::Max), 1),
+            (Op::AllGather, 1),
+        ] {
+            let turns = turns(op);
+            assert!(turns.iter().all(|&turns| turns <= 1 + halves), "{op}: {turns:?}");
         }
     }
-    ends.into_iter().map(Some).collect()
 }

@@ -1,16 +1,19 @@
 //! The world: all ranks of a job, and how they come to form groups.
 
 use ferrotron_tensor::{Error, Result};
-use std::collections::HashMap;
+use sha2::{Digest, Sha256};
+use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
-use crate::collective::Group;
 use crate::collective::host::runtime::group_task::GroupTask;
 use crate::collective::host::runtime::progress::ProgressThread;
 use crate::collective::host::runtime::queue::HostCollective;
 use crate::collective::host::runtime::rendezvous::Rendezvous;
 use crate::collective::host::runtime::world_health::WorldHealth;
+use crate::collective::host::transport::connect::GroupId;
+use crate::collective::host::transport::peer_channels::PeerChannels;
+use crate::collective::{ControlVolume, Group};
 
 /// The configuration that all ranks of a world have alike.
 #[derive(Debug, Clone)]
@@ -39,8 +42,8 @@ pub struct World {
     shared: Arc<WorldHealth>,
     rendezvous: Arc<dyn Rendezvous>,
     progress: Arc<ProgressThread>,
-    /// Number of earlier groups of this rank with the same name and ranks.
-    made: Mutex<HashMap<String, usize>>,
+    /// Number of this rank's groups so far, by a digest of name and ranks.
+    made: Mutex<HashMap<[u8; 32], u64>>,
     everyone: OnceLock<Group>,
 }
 
@@ -71,6 +74,11 @@ impl World {
         self.rank
     }
 
+    /// Counts this rank's connections, and its messages that belong to no call: none between threads.
+    pub fn control_traffic(&self) -> ControlVolume {
+        self.rendezvous.traffic()
+    }
+
     /// Number of ranks of the job.
     pub fn size(&self) -> usize {
         self.size
@@ -91,8 +99,9 @@ impl World {
     /// Forms the group of `ranks` with the others in it, who call this with the same arguments. Numbers
     /// within the group follow the order of `ranks`. `name` stands in error messages.
     ///
-    /// Errors if this rank is not among `ranks`, if they are not different ranks of the world, or if the
-    /// others do not come within the timeout.
+    /// Returns at once: members connect when a call needs them to.
+    ///
+    /// Errors if this rank is not among `ranks`, or if they are not different ranks of the world.
     pub fn group(&self, name: &str, ranks: &[usize]) -> Result<Group> {
         let invalid = |what: String| {
             Err(Error::config("group", format!("group {name} of ranks {ranks:?}: {what}")))
@@ -111,35 +120,36 @@ impl World {
         if ranks.len() == 1 {
             return Ok(Group::single());
         }
-        let id = self.id(name, ranks);
-        let links = self.shared.check();
-        let links = links.and_then(|()| self.rendezvous.links(&self.progress, &id, own, ranks));
-        let links = links.map_err(|reason| {
-            let what = format!("{reason}; rank {} was making group {id}", self.rank);
+        self.shared.check().map_err(|reason| {
+            let what = format!("{reason}; rank {} was making group {name}", self.rank);
             Error::communication("", what)
         })?;
-        let (collective, jobs) =
-            HostCollective::new(name, own, ranks.len(), &self.shared, &self.progress);
+        let (id, ranks) = (self.id(name, ranks), Arc::<[usize]>::from(ranks));
         let member = GroupTask {
-            name: name.to_string(),
+            name: Arc::from(name),
             id,
-            ranks: ranks.to_vec(),
-            links,
+            links: PeerChannels::new(id, own, ranks.clone(), self.rendezvous.clone()),
+            ranks,
             shared: self.shared.clone(),
             rendezvous: self.rendezvous.clone(),
             timeout: self.config.timeout,
-            traffic: collective.counter(),
+            traffic: Arc::default(),
+            familiar: HashSet::new(),
         };
-        self.progress.finish(move || member.serve(jobs));
-        Ok(Group::new(Arc::new(collective)))
+        member.announce();
+        Ok(Group::new(Arc::new(HostCollective::new(member, &self.progress))))
     }
 
-    /// The identity of a group, different from all others, also from earlier ones of the same name and ranks.
-    fn id(&self, name: &str, ranks: &[usize]) -> Arc<str> {
-        let name = format!("{name} {ranks:?}");
+    /// The number of a group, different from those of all others, also of earlier ones of the same name and ranks.
+    fn id(&self, name: &str, ranks: &[usize]) -> GroupId {
+        let mut hash = Sha256::new_with_prefix(name);
+        ranks.iter().for_each(|&rank| hash.update((rank as u64).to_le_bytes()));
+        let key = <[u8; 32]>::from(hash.clone().finalize());
         let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
-        let count = made.entry(name.clone()).or_default();
+        let count: &mut u64 = made.entry(key).or_default();
         *count += 1;
-        Arc::from(format!("{name} #{count}"))
+        hash.update(count.to_le_bytes());
+        let digest = <[u8; 32]>::from(hash.finalize());
+        GroupId::from_le_bytes(std::array::from_fn(|index| digest[index]))
     }
 }

@@ -2,15 +2,16 @@
 
 use ferrotron_tensor::{Error, Result};
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::watch;
 
+use crate::collective::host::transport::connect::GroupId;
 use crate::collective::host::transport::header::Header;
 
 /// The kind of event that a group counts. Not every rank takes part in a message, so messages are counted by pair.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Kind {
     /// Calls of the whole group.
     Call,
@@ -21,7 +22,7 @@ pub enum Kind {
 }
 
 /// The n-th of a [`Kind`], from 1.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Entry {
     /// The kind of event that is counted.
     pub kind: Kind,
@@ -92,7 +93,7 @@ impl CallCounters {
 }
 
 /// Progress by group and rank in the world.
-type CounterTable = BTreeMap<Arc<str>, BTreeMap<usize, CallCounters>>;
+type CounterTable = HashMap<GroupId, HashMap<usize, CallCounters>>;
 
 /// The state that all ranks of a process share.
 pub struct WorldHealth {
@@ -135,16 +136,16 @@ impl WorldHealth {
     /// Changes what is known of a rank's progress in a group.
     pub fn note<R>(
         &self,
-        group: &Arc<str>,
+        group: GroupId,
         rank: usize,
         f: impl FnOnce(&mut CallCounters) -> R,
     ) -> R {
-        f(self.board().entry(group.clone()).or_default().entry(rank).or_default())
+        f(self.board().entry(group).or_default().entry(rank).or_default())
     }
 
     /// Returns the progress of a rank in a group.
-    pub fn answer(&self, group: &Arc<str>, rank: usize, entry: Entry) -> Answer {
-        match self.board().get(group).and_then(|ranks| ranks.get(&rank)) {
+    pub fn answer(&self, group: GroupId, rank: usize, entry: Entry) -> Answer {
+        match self.board().get(&group).and_then(|ranks| ranks.get(&rank)) {
             Some(progress) => progress.answer(entry),
             None => Answer { entered: false, last: "it has not made this group".to_string() },
         }

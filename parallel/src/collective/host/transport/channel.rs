@@ -86,6 +86,12 @@ impl SendChannel {
     pub fn new(rank: usize, kind: SendChannelKind) -> SendChannel {
         SendChannel { rank, kind, payload: 0, yields: YieldCounter::default() }
     }
+
+    /// Whether the pipe is memory, not a connection.
+    pub fn is_near(&self) -> bool {
+        !matches!(self.kind, SendChannelKind::Tcp(_))
+    }
+
     /// Bytes of payload sent so far.
     pub fn payload(&self) -> u64 {
         self.payload

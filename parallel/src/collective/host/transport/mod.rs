@@ -1,6 +1,7 @@
 //! Transports: channels between two ranks over threads, shared memory and TCP.
 
 pub(super) mod channel;
+pub(super) mod connect;
 pub(super) mod header;
 pub(super) mod local;
 pub(super) mod peer_channels;

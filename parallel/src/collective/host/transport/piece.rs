@@ -2,6 +2,8 @@
 
 use bytemuck::{Pod, Zeroable};
 
+use crate::collective::work::yield_briefly;
+
 /// Bytes of the largest piece: a piece that is received, added to and forwarded stays in the second-level
 /// cache. A multiple of every element's size.
 pub const PIECE: usize = 256 << 10;
@@ -61,7 +63,12 @@ impl From<String> for Fault {
 /// The outcome of a piece, or of a call.
 pub type ChannelResult<T> = std::result::Result<T, Fault>;
 
-/// Lets a side that looks again and again for what it waits for pause a little, now and then for longer.
-pub fn pause(look: usize) {
-    if look % 16 == 15 { std::thread::yield_now() } else { std::hint::spin_loop() }
+/// Lets a side that looks again and again for what it waits for pause a little, now and then for longer. Returns whether to
+/// go on: not if another thread has run meanwhile.
+pub fn pause(look: usize) -> bool {
+    if look % 16 == 15 {
+        return yield_briefly();
+    }
+    std::hint::spin_loop();
+    true
 }

@@ -285,7 +285,9 @@ async fn read(stream: &TcpStream, into: &mut [u8]) -> Result<usize> {
                 done => return done,
             }
         }
-        pause(look);
+        if !pause(look) {
+            break;
+        }
         if look % POLLS_PER_YIELD == POLLS_PER_YIELD - 1 {
             yield_now().await; // the task that writes has its turn
         }

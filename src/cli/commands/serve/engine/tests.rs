@@ -37,50 +37,50 @@ fn prompt(tokens: &[u32]) -> Prompt {
     }
 }
 
-/// Nothing is computed for a client that has left: each of its prompts is looked at once.
-#[test]
-fn work_for_a_client_ends_when_it_leaves() {
+/// Runs `test` with the engine of a small model on one rank.
+fn on_one_rank(test: impl FnOnce(Engine)) {
     let config = GptConfig::gpt2(256, 1, 8, 2, 16);
     let (scope, mesh) = (Scope::new(&Device::cpu(1).unwrap(), DType::F32, 1), Mesh::single());
     let parts = [Gpt::new(&scope, &config).unwrap()];
     let model = LocalModel { parts: &parts, config: &config, scope: &scope, mesh: &mesh };
     let (tokenizer, added_tokens) = (Tokenizer::Byte, AtomicU64::new(0));
-    let engine =
-        Engine { model, tokenizer: &tokenizer, micro_batch_size: 2, added_tokens: &added_tokens };
-    let prompt = prompt(&[1, 2]);
-    let (sender, jobs) = mpsc::channel();
-    let mut told = Vec::new();
-    for (prompts, tokens) in [(100, 0), (1, 3), (1, 99)] {
-        let (calls, told_here) = mpsc::channel();
-        let client = Box::new(Leaving { tokens, calls });
-        sender.send(Job { prompts: vec![prompt.clone(); prompts], client }).unwrap();
-        told.push(told_here);
-    }
-    drop(sender);
-    engine.answer_all(&jobs).unwrap();
-    let told: Vec<Vec<usize>> = told.iter().map(|told| told.try_iter().collect()).collect();
-    assert_eq!(told, [vec![0; 100], (0..4).collect(), (0..10).collect()]);
-    assert_eq!(added_tokens.into_inner(), 3 + 9);
+    test(Engine { model, tokenizer: &tokenizer, micro_batch_size: 2, added_tokens: &added_tokens });
+}
+
+/// Nothing is computed for a client that has left: each of its prompts is looked at once.
+#[test]
+fn work_for_a_client_ends_when_it_leaves() {
+    on_one_rank(|engine| {
+        let prompt = prompt(&[1, 2]);
+        let (sender, jobs) = mpsc::channel();
+        let mut told = Vec::new();
+        for (prompts, tokens) in [(100, 0), (1, 3), (1, 99)] {
+            let (calls, told_here) = mpsc::channel();
+            let client = Box::new(Leaving { tokens, calls });
+            sender.send(Job { prompts: vec![prompt.clone(); prompts], client }).unwrap();
+            told.push(told_here);
+        }
+        drop(sender);
+        engine.answer_all(&jobs).unwrap();
+        let told: Vec<Vec<usize>> = told.iter().map(|told| told.try_iter().collect()).collect();
+        assert_eq!(told, [vec![0; 100], (0..4).collect(), (0..10).collect()]);
+        assert_eq!(engine.added_tokens.load(Relaxed), 3 + 9);
+    });
 }
 
 /// Tokens count when they are added: one that ends its text by `stop`, too, and the only one of a prompt.
 #[test]
 fn each_added_token_counts_once() {
-    let config = GptConfig::gpt2(256, 1, 8, 2, 16);
-    let (scope, mesh) = (Scope::new(&Device::cpu(1).unwrap(), DType::F32, 1), Mesh::single());
-    let parts = [Gpt::new(&scope, &config).unwrap()];
-    let model = LocalModel { parts: &parts, config: &config, scope: &scope, mesh: &mesh };
-    let (tokenizer, added_tokens) = (Tokenizer::Byte, AtomicU64::new(0));
-    let engine =
-        Engine { model, tokenizer: &tokenizer, micro_batch_size: 2, added_tokens: &added_tokens };
-    let whole = prompt(&[1, 2]);
-    let added = engine.answer(std::slice::from_ref(&whole), &mut |_, _| true).unwrap();
-    assert_eq!((added[0].tokens.len(), added_tokens.swap(0, Relaxed)), (9, 9));
-    let stop = vec![tokenizer.decode(&added[0].tokens[..1])];
-    for prompt in [Prompt { stop, ..whole.clone() }, Prompt { max_tokens: 1, ..whole }] {
-        let added = engine.answer(&[prompt], &mut |_, _| true).unwrap();
-        assert_eq!((added[0].tokens.len(), added_tokens.swap(0, Relaxed)), (1, 1));
-    }
+    on_one_rank(|engine| {
+        let whole = prompt(&[1, 2]);
+        let added = engine.answer(std::slice::from_ref(&whole), &mut |_, _| true).unwrap();
+        assert_eq!((added[0].tokens.len(), engine.added_tokens.swap(0, Relaxed)), (9, 9));
+        let stop = vec![engine.tokenizer.decode(&added[0].tokens[..1])];
+        for prompt in [Prompt { stop, ..whole.clone() }, Prompt { max_tokens: 1, ..whole }] {
+            let added = engine.answer(&[prompt], &mut |_, _| true).unwrap();
+            assert_eq!((added[0].tokens.len(), engine.added_tokens.swap(0, Relaxed)), (1, 1));
+        }
+    });
 }
 
 /// A stage whose model takes two positions fails at a prompt of three: both ranks end with its reason.

@@ -14,18 +14,24 @@ use socket2::SockRef;
 use std::io::ErrorKind;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering, fence};
+use std::time::Duration;
 use tokio::net::TcpStream;
+use tokio::task::yield_now;
 
+use crate::collective::host::runtime::block_on::may_sleep;
 use crate::collective::host::transport::piece::{
     ChannelResult, Fault, PIECE, PieceBuffer, SLOTS, pause,
 };
-use ring::{Descriptor, Ring};
+use ring::{AWAKE, Descriptor, Ring, SLEEPS_AT_SOCKET, SLEEPS_AT_WORD, sleep_at, wake_at};
 
 /// Pieces of fewer bytes are put into the ring: copying them costs less than asking the kernel.
 const LEND_FROM: usize = 16 << 10;
 
 /// Looks at the ring before a side goes to sleep.
 const SPIN_LIMIT: usize = 200;
+
+/// Time for which a thread sleeps at a word before it looks whether the other side is still there.
+const SLEEP: Duration = Duration::from_millis(20);
 
 /// The end that is written.
 pub struct ShmWriter {
@@ -58,10 +64,26 @@ impl Doorbell {
     /// Wakes the other side if it sleeps.
     fn ring(&self, sleeps: &AtomicU32) {
         fence(Ordering::SeqCst); // what it waits for is visible before it is asked whether it sleeps
-        if sleeps.load(Ordering::Relaxed) == 1 && sleeps.swap(0, Ordering::AcqRel) == 1 {
+        if sleeps.load(Ordering::Relaxed) == AWAKE {
+            return;
+        }
+        match sleeps.swap(AWAKE, Ordering::AcqRel) {
             // A full socket holds enough wake-ups, and who is gone needs none. The runtime is not asked: it
             // would go on taking a socket that was full for full until this thread sleeps.
-            let _ = SockRef::from(&*self.0).send_with_flags(&[1], libc::MSG_NOSIGNAL);
+            SLEEPS_AT_SOCKET => {
+                let _ = SockRef::from(&*self.0).send_with_flags(&[1], libc::MSG_NOSIGNAL);
+            }
+            SLEEPS_AT_WORD => wake_at(sleeps),
+            _ => {}
+        }
+    }
+
+    /// Returns whether the other side is gone.
+    fn is_closed(&self) -> bool {
+        let mut byte = [std::mem::MaybeUninit::uninit()];
+        match SockRef::from(&*self.0).peek(&mut byte) {
+            Ok(count) => count == 0,
+            Err(error) => error.kind() != ErrorKind::WouldBlock,
         }
     }
 
@@ -71,14 +93,27 @@ impl Doorbell {
             if ready() {
                 return Ok(());
             }
-            pause(look);
+            if !pause(look) {
+                break;
+            }
         }
         loop {
-            sleeps.store(1, Ordering::Relaxed);
+            let place = if may_sleep() { SLEEPS_AT_WORD } else { SLEEPS_AT_SOCKET };
+            sleeps.store(place, Ordering::Relaxed);
             fence(Ordering::SeqCst); // see `ring`
             if ready() {
-                sleeps.store(0, Ordering::Relaxed);
+                sleeps.store(AWAKE, Ordering::Relaxed);
                 return Ok(());
+            }
+            if place == SLEEPS_AT_WORD {
+                sleep_at(sleeps, SLEEP);
+                if !ready() {
+                    if self.is_closed() && !ready() {
+                        return Err(Fault::PeerGone("has left the group".to_string()));
+                    }
+                    yield_now().await; // the call may have failed, or its time may be over
+                }
+                continue;
             }
             self.0
                 .readable()
@@ -225,8 +260,49 @@ fn borrow(ring: &Ring, pid: u32, address: u64, into: &mut [u8]) -> ChannelResult
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::collective::host::runtime::block_on::block_on;
     use std::io::Read;
     use tokio::net::TcpListener;
+    use tokio::runtime::Builder;
+
+    #[test]
+    fn a_thread_that_carries_out_one_call_sleeps_at_the_word() {
+        let runtime = Builder::new_current_thread().enable_all().build().unwrap();
+        let (mut writer, mut reader) = runtime.block_on(async {
+            let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+            let near = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+            let far = listener.accept().await.unwrap().0;
+            let ((mine, my_ring), (theirs, their_ring)) =
+                (offer().unwrap().unwrap(), offer().unwrap().unwrap());
+            let (mine, theirs) =
+                (accept(&theirs, &mine).unwrap().1, accept(&mine, &theirs).unwrap().1);
+            let pid = std::process::id();
+            let (writer, _) = pipes(my_ring, theirs.unwrap(), pid, false, near);
+            (writer, pipes(their_ring, mine.unwrap(), pid, false, far).1)
+        });
+        let (runtime, sleeps) = (&runtime, |writer: &ShmWriter| {
+            while writer.ring.reader_sleeps().load(Ordering::Relaxed) != SLEEPS_AT_WORD {
+                std::thread::yield_now();
+            }
+        });
+        std::thread::scope(|scope| {
+            let receiver = scope.spawn(move || {
+                let _runtime = runtime.enter();
+                let mut byte = [0];
+                block_on(reader.recv(&mut byte)).unwrap();
+                (byte, block_on(reader.recv(&mut [0])).unwrap_err())
+            });
+            sleeps(&writer);
+            block_on(writer.space(1)).unwrap()[0] = 9;
+            writer.commit().unwrap();
+            assert_eq!(writer.ring.reader_sleeps().load(Ordering::Relaxed), AWAKE);
+            sleeps(&writer); // for the second piece, which does not come
+            drop(writer);
+            let (byte, error) = receiver.join().unwrap();
+            assert_eq!(byte, [9]);
+            assert!(matches!(error, Fault::PeerGone(why) if why == "has left the group"));
+        });
+    }
 
     #[tokio::test]
     async fn a_bell_that_was_full_rings_again_at_once() {

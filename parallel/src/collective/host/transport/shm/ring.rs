@@ -18,6 +18,7 @@ use memmap2::{MmapOptions, MmapRaw};
 use std::fs::File;
 use std::io::{Error, ErrorKind, Result};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::time::Duration;
 
 use crate::collective::host::transport::piece::{PIECE, SLOTS};
 
@@ -26,6 +27,37 @@ const DESCRIPTORS: usize = 6 * LINE;
 const DATA: usize = 4096;
 const BYTES: usize = DATA + SLOTS * PIECE;
 const _: () = assert!(DESCRIPTORS + SLOTS * LINE <= DATA);
+
+/// The word of a side that does not sleep.
+pub const AWAKE: u32 = 0;
+/// The word of a side whose thread waits for the connection.
+pub const SLEEPS_AT_SOCKET: u32 = 1;
+/// The word of a side whose thread waits for the word itself to change.
+pub const SLEEPS_AT_WORD: u32 = 2;
+
+/// Sleeps for at most `limit` while the word is [`SLEEPS_AT_WORD`]. May return early.
+pub fn sleep_at(word: &AtomicU32, limit: Duration) {
+    let limit = libc::timespec { tv_sec: 0, tv_nsec: limit.subsec_nanos().into() };
+    // SAFETY: FUTEX_WAIT reads the word, which outlives the call, and the time. A word that has changed, a signal and the
+    // end of the time are told as errors, and all mean to look again.
+    unsafe {
+        libc::syscall(
+            libc::SYS_futex,
+            word.as_ptr(),
+            libc::FUTEX_WAIT,
+            SLEEPS_AT_WORD,
+            &raw const limit,
+        );
+    }
+}
+
+/// Wakes the thread that sleeps at the word, in whatever process.
+pub fn wake_at(word: &AtomicU32) {
+    // SAFETY: FUTEX_WAKE does not access memory.
+    unsafe {
+        libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAKE, 1);
+    }
+}
 
 /// One direction's memory.
 pub struct Ring(MmapRaw);

@@ -1,0 +1,99 @@
+//! Steps of many rank processes on one machine: `cargo bench --bench many_ranks -- 1000`, and options of a layout
+//! behind it, such as `--pipeline-model-parallel-size 5`.
+//!
+//! Trains a tiny model for three steps. Prints the seconds after which each step was done, counted from the start of
+//! the launcher, and the file descriptors and the share of memory of each rank. Results are
+//! in `docs/results/soak-results.md`.
+
+use std::path::Path;
+use std::process::{Child, Command, ExitCode, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+/// Steps that are waited for.
+const STEPS: usize = 3;
+
+/// Longest time that all takes.
+const LIMIT: Duration = Duration::from_secs(400);
+
+fn main() -> ExitCode {
+    let words: Vec<String> = std::env::args().skip(1).filter(|word| word != "--bench").collect();
+    let Some((ranks, layout)) = words.split_first() else {
+        println!("give the number of ranks, and options of `train` behind it");
+        return ExitCode::SUCCESS;
+    };
+    let folder = std::env::temp_dir().join(format!("ferrotron-many-ranks-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).expect("the folder can be made");
+    let text = "the quick brown fox jumps over the lazy dog. ".repeat(2000);
+    std::fs::write(folder.join("text.txt"), text).expect("the text can be written");
+    let begun = Instant::now();
+    let mut launcher = start(ranks, layout, &folder);
+    let mut steps: Vec<Duration> = Vec::new();
+    while steps.len() < STEPS && begun.elapsed() < LIMIT {
+        let ended = launcher.try_wait().expect("the launcher can be waited for");
+        let metrics = std::fs::read_to_string(folder.join("run/metrics.jsonl")).unwrap_or_default();
+        steps.resize(metrics.lines().count(), begun.elapsed());
+        if ended.is_some() {
+            break;
+        }
+        sleep(Duration::from_millis(50));
+    }
+    let seconds: Vec<String> = steps.iter().map(|at| format!("{:.1}", at.as_secs_f64())).collect();
+    println!("{ranks} ranks {layout:?}: steps were done after {} s", seconds.join(", "));
+    let ranks = children(launcher.id());
+    let files = ranks
+        .iter()
+        .map(|rank| std::fs::read_dir(format!("/proc/{rank}/fd")).map_or(0, Iterator::count));
+    tell("file descriptors", files.map(|files| files as f64).collect());
+    tell("share of memory in MiB", ranks.iter().map(|rank| memory(*rank)).collect());
+    let asked = Instant::now();
+    let signal = Command::new("kill").arg(launcher.id().to_string()).status();
+    signal.expect("kill is there");
+    let status = launcher.wait().expect("the launcher can be waited for");
+    println!("ended {:.1} s after SIGTERM with {:?}", asked.elapsed().as_secs_f64(), status.code());
+    let _ = std::fs::remove_dir_all(&folder);
+    if steps.len() < STEPS { ExitCode::FAILURE } else { ExitCode::SUCCESS }
+}
+
+fn start(ranks: &str, layout: &[String], folder: &Path) -> Child {
+    let of = |option: &str| {
+        let at = layout.iter().position(|word| word == option);
+        at.and_then(|at| layout.get(at + 1)?.parse::<usize>().ok()).unwrap_or(1)
+    };
+    let stages = of("--pipeline-model-parallel-size");
+    let replicas = ranks.parse::<usize>().expect("a number of ranks")
+        / (stages * of("--tensor-model-parallel-size") * of("--context-parallel-size"));
+    Command::new(env!("CARGO_BIN_EXE_ferrotron"))
+        .current_dir(folder)
+        .args(["train", "--nproc", ranks, "--data", "text.txt", "--save", "run", "--threads", "1"])
+        .args("--num-layers 5 --hidden-size 16 --num-attention-heads 4 --seq-length 16".split(' '))
+        .args("--micro-batch-size 1 --sample-length 0 --eval-interval 0 --eval-iters 0".split(' '))
+        .args("--train-iters 1000 --save-interval 0 --log-interval 1".split(' '))
+        .args(["--global-batch-size", &(replicas * stages).to_string()])
+        .args(layout)
+        .stdout(Stdio::null())
+        .spawn()
+        .expect("the program starts")
+}
+
+/// Prints the most and the mean.
+fn tell(what: &str, of_ranks: Vec<f64>) {
+    let most = of_ranks.iter().copied().fold(0.0, f64::max);
+    let mean = of_ranks.iter().sum::<f64>() / of_ranks.len().max(1) as f64;
+    println!("{what}: at most {most:.1}, {mean:.1} in the mean of {} ranks", of_ranks.len());
+}
+
+/// The share of memory of a process, in MiB: a page that others map too counts in part.
+fn memory(process: u32) -> f64 {
+    let text = std::fs::read_to_string(format!("/proc/{process}/smaps_rollup")).unwrap_or_default();
+    let line = text.lines().find_map(|line| line.strip_prefix("Pss:"));
+    let kib = line.and_then(|line| line.trim().strip_suffix(" kB")?.parse::<f64>().ok());
+    kib.unwrap_or(0.0) / 1024.0
+}
+
+/// The processes that `parent` started.
+fn children(parent: u32) -> Vec<u32> {
+    let tasks = format!("/proc/{parent}/task/{parent}/children");
+    let list = std::fs::read_to_string(tasks).unwrap_or_default();
+    list.split_whitespace().filter_map(|pid| pid.parse().ok()).collect()
+}

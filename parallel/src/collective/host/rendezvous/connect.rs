@@ -1,0 +1,66 @@
+//! The connecting side: proves to know the secret, and says what the connection is for.
+
+use std::io::{self, ErrorKind};
+use std::net::SocketAddr;
+use std::time::Duration;
+use tokio::net::TcpStream;
+use tokio::time::{Instant, sleep, timeout, timeout_at};
+
+use super::auth::Secret;
+use super::frame::{self, Admission, Introduction};
+use crate::descriptors::explained;
+
+/// Pause before a rank is tried again.
+pub const PAUSE: Duration = Duration::from_millis(50);
+
+/// Longest time until the system has a connection, which it tries for minutes where a firewall drops packets.
+const REACHED: Duration = Duration::from_secs(10);
+
+/// Connects to a rank once. Returns its answer.
+pub async fn connect_once(
+    address: SocketAddr,
+    secret: &Secret,
+    introduction: &Introduction,
+) -> io::Result<(TcpStream, Admission)> {
+    let reached = timeout(REACHED, TcpStream::connect(address)).await;
+    let mut stream = reached.unwrap_or(Err(ErrorKind::TimedOut.into())).map_err(explained)?;
+    // While nobody listens at a port of connections, the system may connect a socket to itself.
+    if stream.local_addr()? == stream.peer_addr()? {
+        return Err(ErrorKind::ConnectionRefused.into());
+    }
+    stream.set_nodelay(true)?;
+    secret.connect(&mut stream).await?;
+    frame::write(&mut stream, introduction).await?;
+    let admission = frame::read(&mut stream).await?;
+    Ok((stream, admission))
+}
+
+/// Connects to a rank, which `listens` already, so that it is gone if nobody does, or may not listen yet.
+///
+/// Errors at once if the rank refuses, or if this process has no descriptor left.
+pub async fn connect(
+    rank: usize,
+    (address, listens): (SocketAddr, bool),
+    secret: &Secret,
+    introduction: &Introduction,
+    deadline: Instant,
+) -> io::Result<TcpStream> {
+    loop {
+        let late = Err(ErrorKind::TimedOut.into());
+        let attempt = connect_once(address, secret, introduction);
+        let error = match timeout_at(deadline, attempt).await.unwrap_or(late) {
+            Ok((stream, Admission::Admitted)) => return Ok(stream),
+            Ok((_, Admission::Refused(why))) => io::Error::new(ErrorKind::PermissionDenied, why),
+            Ok(_) => io::Error::new(ErrorKind::InvalidData, "it answers something else"),
+            Err(error) => error,
+        };
+        let in_vain =
+            matches!(error.kind(), ErrorKind::PermissionDenied | ErrorKind::QuotaExceeded);
+        let is_gone = listens && error.kind() == ErrorKind::ConnectionRefused;
+        if in_vain || is_gone || Instant::now() + PAUSE >= deadline {
+            let what = format!("no connection to rank {rank} at {address}: {error}");
+            return Err(io::Error::new(error.kind(), what));
+        }
+        sleep(PAUSE).await;
+    }
+}
