@@ -34,7 +34,7 @@ fn per_vector(lanes: usize, prepare: Prepare) -> f64 {
 #[test]
 fn kernels_execute_the_instructions_of_vectors() {
     let lanes = match SimdLevel::detect() {
-        SimdLevel::Portable => return println!("skipped: needs AVX2"),
+        SimdLevel::Portable => return println!("not on this processor: it lacks AVX2"),
         SimdLevel::Avx2 => 8,
         SimdLevel::Avx512 => 16,
     };

@@ -32,7 +32,7 @@ pub(super) fn trace_in_child(test: &str) -> bool {
 pub(super) fn is_available() -> bool {
     let available = Isa::available().any(|level| level == Isa::Amx);
     if !available {
-        println!("skipped: AMX is emulated with AVX-512, which this processor lacks");
+        println!("not on this processor: AMX is emulated with AVX-512, which it lacks");
     }
     available
 }
