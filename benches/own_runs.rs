@@ -1,8 +1,9 @@
 //! Predicts steps of this machine beside measured ones: `cargo bench --bench own_runs [-- ROUNDS] [KEPT_FOLDER]`.
 //!
 //! Each round calibrates the machine (`ferrotron bench --calibrate`), and then trains 16 layouts of 1 to 4 ranks of one
-//! thread for some steps. A probe before and behind each of them tells the speed of the machine: products of all cores at
-//! once. `ferrotron simulate` predicts the steps with the calibration of the same round. Medians over rounds are compared:
+//! thread for some steps. All of it is bound to two cores (`taskset`), so that at most two threads are busy at any time, also
+//! where a layout has four ranks. A probe before and behind each of them tells the speed of the machine: products of both
+//! cores at once. `ferrotron simulate` predicts the steps with the calibration of the same round. Medians over rounds are compared:
 //!
 //! - The error of a layout is predicted over measured seconds, less 1. It should be at most 15 % on average.
 //! - Kendall's tau counts pairs of layouts in the same order, less those in the other, over all. Pairs whose measured times
@@ -62,6 +63,8 @@ const LAYOUTS: [Layout; 16] = [
 /// Steps of a run; the first ones do not count.
 const STEPS: usize = 14;
 const WARMUP: usize = 4;
+/// Cores of all runs, calibrations and probes.
+const CORES: usize = 2;
 /// Rows and columns of the probe's products.
 const PROBE: usize = 512;
 
@@ -81,6 +84,7 @@ fn main() -> Result<()> {
     if !std::env::args().any(|argument| argument == "--bench") {
         return Ok(());
     }
+    bind_to_cores();
     let words: Vec<String> = std::env::args().skip(1).filter(|word| word != "--bench").collect();
     let rounds: usize = words.iter().find_map(|word| word.parse().ok()).unwrap_or(3);
     assert!(rounds >= 2, "{rounds} rounds tell no noise: ask for at least 2");
@@ -107,6 +111,26 @@ fn main() -> Result<()> {
     Ok(())
 }
 
+/// Binds this process, and with it all that it starts, to the first of the cores that it may use.
+fn bind_to_cores() {
+    let status = std::fs::read_to_string("/proc/self/status").expect("Linux tells the cores");
+    let allowed = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"));
+    let first = allowed.expect("Linux tells the cores").trim().split(',').flat_map(|range| {
+        let (from, to) = range.split_once('-').unwrap_or((range, range));
+        let core = |text: &str| text.parse::<usize>().expect("a core is a number");
+        core(from)..=core(to)
+    });
+    let first: Vec<String> = first.take(CORES).map(|core| core.to_string()).collect();
+    let process = std::process::id().to_string();
+    let bound = Command::new("taskset")
+        .args(["--all-tasks", "--cpu-list", "--pid", &first.join(","), &process])
+        .output()
+        .expect("taskset of util-linux binds to cores: install it");
+    assert!(bound.status.success(), "{}", String::from_utf8_lossy(&bound.stderr));
+    let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get());
+    assert!(cores <= CORES, "{cores} cores are left by taskset");
+}
+
 /// Runs the program in `folder`, and returns its output.
 fn run(folder: &Path, words: &str) -> String {
     let mut program = Command::new(env!("CARGO_BIN_EXE_ferrotron"));
@@ -125,7 +149,7 @@ fn write_tokens(folder: &Path) {
     std::fs::write(folder.join("tokens.bin"), bytes).expect("tokens can be written");
 }
 
-/// 10^9 operations a second that the products of all cores reach together.
+/// 10^9 operations a second that the products of all these cores reach together.
 fn probe() -> Result<f64> {
     let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get());
     let device = Device::cpu(cores)?;
@@ -233,7 +257,8 @@ fn report(found: &[Found], calibrated: &[f64]) {
     let mean = errors.iter().sum::<f64>() / errors.len() as f64;
     let (tau, pairs) = kendall(found);
     println!("mean error {:.1} %, to be at most 15; worst {:.1} %", 100.0 * mean, 100.0 * worst);
-    println!("Kendall's tau {tau:.3} over {pairs} pairs, to be at least 0.8");
+    let all = found.len() * (found.len() - 1) / 2;
+    println!("Kendall's tau {tau:.3} over {pairs} of {all} pairs, to be at least 0.8");
     let probes: Vec<f64> = found.iter().flat_map(|found| found.probes.clone()).collect();
     for (of, probes) in [("calibrations", calibrated), ("runs", &probes)] {
         println!(

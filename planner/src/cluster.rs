@@ -43,6 +43,8 @@ pub struct Cluster {
     pub collectives: BTreeMap<String, Curve>,
     /// The links between nodes, as one GPU's share of them.
     pub network: Link,
+    /// Seconds of single collectives between two ranks of different nodes by bytes, in place of that link.
+    pub network_collectives: BTreeMap<String, Curve>,
     /// The software of its time.
     pub software: Software,
 }

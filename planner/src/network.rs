@@ -4,8 +4,12 @@
 //! (NVIDIA's nccl-tests, doc/PERFORMANCE.md). Between nodes a group uses the adapters of its ranks on a node; the
 //! other groups of the node have the other adapters. Latency grows with the steps of the ring or, for all-reduce,
 //! broadcast and reduce, with the logarithm of the number of nodes, whichever is less: NCCL builds rings and trees.
+//!
+//! A cluster may state the times of collectives between two ranks instead, of one node and of two. Between nodes each rank
+//! of a node then takes its share of the buffer around a ring of the nodes.
 
 use crate::cluster::{Cluster, Link};
+use crate::curve::Curve;
 
 /// The place of a group's ranks in a cluster.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -38,14 +42,23 @@ pub fn seconds(operation: &str, bytes: f64, group: Spread, cluster: &Cluster) ->
         return 0.0;
     }
     if let (Some(measured), false) = (cluster.collectives.get(operation), group.leaves_node()) {
-        // Each of the n-1 steps of n ranks passes on 1/n of the bytes, the one step of two ranks a half.
-        return match operation {
-            "send" | "recv" | "send_recv" | "broadcast" | "reduce" => measured.seconds(bytes),
-            _ => (ranks - 1) as f64 * measured.seconds(2.0 * bytes / ranks as f64),
+        return ring(measured, operation, bytes, ranks);
+    }
+    let others = (ranks - 1) as f64 / ranks as f64;
+    if let (Some(measured), true) =
+        (cluster.network_collectives.get(operation), group.leaves_node())
+    {
+        // No less than the links within a node take for all of it.
+        let least = match operation {
+            "all_reduce" => 2.0 * others,
+            "all_gather" | "reduce_scatter" | "all_to_all" | "gather" | "scatter" => others,
+            _ => 0.0,
         };
+        let local = ranks.div_ceil(nodes) as f64;
+        let inside = if local > 1.0 { least * bytes / cluster.node.bandwidth } else { 0.0 };
+        return ring(measured, operation, bytes / local, nodes).max(inside);
     }
     let Link { bandwidth, latency } = link(group, cluster);
-    let others = (ranks - 1) as f64 / ranks as f64;
     let (volume, passes, has_tree) = match operation {
         "all_reduce" => (2.0 * others, 2.0, true),
         "all_gather" | "reduce_scatter" | "all_to_all" | "gather" | "scatter" => {
@@ -62,6 +75,15 @@ pub fn seconds(operation: &str, bytes: f64, group: Spread, cluster: &Cluster) ->
         ((ranks.div_ceil(nodes) - 1) as f64 * inside) + (nodes as f64).log2().ceil() * latency;
     let steps = if has_tree { ring.min(tree) } else { ring };
     passes * steps + volume * bytes / bandwidth
+}
+
+/// The duration of a call on `bytes` along a ring of so many `places`, from those `measured` between two.
+fn ring(measured: &Curve, operation: &str, bytes: f64, places: usize) -> f64 {
+    match operation {
+        "send" | "recv" | "send_recv" | "broadcast" | "reduce" => measured.seconds(bytes),
+        // Each of the n-1 steps of n places passes on 1/n of the bytes, the one step of two a half.
+        _ => (places - 1) as f64 * measured.seconds(2.0 * bytes / places as f64),
+    }
 }
 
 /// The link that limits a group.
@@ -93,6 +115,35 @@ mod tests {
             let want = factor * bytes / cluster.node.bandwidth;
             assert!((got / want - 1.0).abs() < 1e-4, "{operation}: got {got}, want {want}");
         }
+    }
+
+    #[test]
+    fn stated_times_of_collectives_across_nodes_take_the_place_of_the_link() {
+        let text = include_str!("../clusters/dgx-a100-80.toml");
+        // 10 us for nothing, and 100 us for each 10^6 bytes: 10 GB/s.
+        let table = "[network.collective_us.all_reduce]\n1 = 10\n1000000 = 110\n2000000 = 210\n";
+        let cluster = Cluster::parse("own.toml", &format!("{text}\n{table}")).unwrap();
+        let time = |operation: &str, ranks: &[usize], bytes: f64| {
+            1e6 * seconds(operation, bytes, Spread::new(ranks, 8), &cluster)
+        };
+        let close = |got: f64, want: f64| {
+            assert!((got / want - 1.0).abs() < 1e-4, "got {got} us, want {want} us");
+        };
+        close(time("all_reduce", &[0, 8], 1e6), 110.0);
+        // Three steps of a ring, each with half of a measured buffer's part.
+        close(time("all_reduce", &[0, 8, 16, 24], 2e6), 3.0 * 110.0);
+        // Two ranks of each node take a half each.
+        close(time("all_reduce", &[0, 1, 8, 9], 2e6), 110.0);
+        // Other operations and groups of one node have their links.
+        let plain = Cluster::named("dgx-a100-80").unwrap();
+        for (operation, ranks) in [("all_gather", [0, 8]), ("all_reduce", [0, 1])] {
+            let link = 1e6 * seconds(operation, 1e6, Spread::new(&ranks, 8), &plain);
+            close(time(operation, &ranks, 1e6), link);
+        }
+        // A whole node is bound by the links within it.
+        let nodes: Vec<usize> = (0..16).collect();
+        let inside = 1e6 * 2.0 * 15.0 / 16.0 * 1e12 / plain.node.bandwidth;
+        assert!(time("all_reduce", &nodes, 1e12) >= inside);
     }
 
     #[test]

@@ -18,7 +18,12 @@ use crate::program::{Place, Program};
 use crate::record::{Recording, Watched, record};
 use crate::simulate::{Replay, simulate};
 use crate::stage_time::StageTime;
+use crate::steps::{Part, Traffic};
 use crate::trace::Mark;
+
+/// The most steps of one replay, and the most micro-batches of all of them on all stages.
+const MOST_STEPS: usize = 10_000;
+const MOST_MICROBATCHES: usize = 4_000_000;
 
 /// A predicted step.
 #[derive(Debug, Clone)]
@@ -72,6 +77,19 @@ impl Prediction {
     /// The bubble over the time that is not bubble, as papers state it: (p-1)/m for 1F1B.
     pub fn bubble(&self) -> f64 {
         self.mean.bubble / (self.seconds() - self.mean.bubble)
+    }
+
+    /// Seconds of forward and backward of one of `microbatches` a step, on the stage for which they take longest: its
+    /// kernels but those of updates, and its waits for tensor- and context-parallel calls. These are tf + tb of equation (1)
+    /// of arXiv:2104.04473.
+    pub fn pass_seconds(&self, microbatches: usize) -> f64 {
+        let passes = |stage: &StageTime| {
+            let waits =
+                stage.exposed[Traffic::Tensor as usize] + stage.exposed[Traffic::Context as usize];
+            stage.computing.iter().sum::<f64>() - stage.computing[Part::Optimizer as usize] + waits
+        };
+        let longest = self.replay.stages.iter().map(passes).fold(0.0, f64::max);
+        longest / (microbatches * self.steps) as f64
     }
 
     /// Bytes of the rank that takes most.
@@ -180,7 +198,8 @@ impl RecordedRun {
 
     /// Records a stage, and returns its memory. [`RecordedRun::represent`] says of which stages it stands.
     ///
-    /// Errors as [`MemoryEstimator::stages`], and for replicas that take steps of their own.
+    /// Errors as [`MemoryEstimator::stages`], for replicas that take steps of their own, and for more steps until a drain
+    /// than a replay takes.
     pub(crate) fn add<M: Model>(
         &mut self,
         run: &MemoryEstimator<M>,
@@ -188,6 +207,7 @@ impl RecordedRun {
         stage: usize,
         with_operations: bool,
     ) -> Result<StageMemory> {
+        self.check_steps()?;
         let every = run.trainer.parallel.data_parallel.synchronize_every;
         if every > 1 {
             let message = format!(
@@ -217,6 +237,24 @@ impl RecordedRun {
         Ok(memory)
     }
 
+    /// Errors if the steps until a drain are too many to replay: they are in memory together.
+    fn check_steps(&self) -> Result<()> {
+        let PipelineConfig { stages, microbatches, .. } = self.pipeline;
+        let most = (MOST_MICROBATCHES / (stages * microbatches).max(1)).clamp(1, MOST_STEPS);
+        if self.steps <= most {
+            return Ok(());
+        }
+        let name = match self.updates {
+            Some(_) => "--drain-interval",
+            None => "--pipeline-drain-interval",
+        };
+        let message = format!(
+            "{} steps until a drain are too many to predict together: give at most {most}, whose mean is about the same",
+            self.steps
+        );
+        Err(Error::config(name, message))
+    }
+
     /// Lets recorded stages stand for all: `of_stage` has the index of a recording for each stage.
     pub(crate) fn represent(&mut self, of_stage: Vec<usize>) {
         self.of_stage = of_stage;
@@ -236,7 +274,7 @@ impl RecordedRun {
     }
 
     /// The instructions of the run.
-    fn schedule(&self) -> Result<PipelineSchedule> {
+    pub(crate) fn schedule(&self) -> Result<PipelineSchedule> {
         match self.updates {
             None => PipelineSchedule::over_steps(&self.pipeline, self.steps),
             Some(updates) => {

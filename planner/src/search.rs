@@ -4,9 +4,9 @@
 //! layout is left out before its replay if the bytes of a recorded stage are too many, or if its second bound is too
 //! slow. Bounds never exceed a simulated number, so the result is that of simulating every layout that is compared.
 //!
-//! If as many layouts as are wanted fit without host memory, those that keep something there are not compared, though one
-//! of them may be faster: the search would take dry steps of many more. If fewer fit, a layout with host memory is compared
-//! if it does not fit with less there.
+//! In a space of at most [`EXHAUSTIVE`] layouts all are compared. In a larger one those that keep something in host memory
+//! are not compared if as many as are wanted fit without, though one of them may be faster: the search would take dry steps
+//! of many more. If fewer fit there, a layout with host memory is compared if it does not fit with less in host memory.
 
 use ferrotron_models::memory::{MemoryEstimator, PlannedDevice, RankMemory};
 use ferrotron_models::trainer::Model;
@@ -19,6 +19,9 @@ use crate::bound::BlockCost;
 use crate::cluster::Cluster;
 use crate::predict::{Prediction, RecordedRun, differing_stages};
 use crate::space::{Layout, Offload, Recomputation, Space};
+
+/// The most layouts of a space of which none is left out uncompared.
+pub const EXHAUSTIVE: usize = 2000;
 
 /// A layout with its predicted step.
 #[derive(Debug, Clone)]
@@ -41,7 +44,7 @@ pub struct Plan {
     /// Number of those that were replayed.
     pub simulated: usize,
     /// Number of those with something in host memory that were not compared: enough layouts fit without, or the same one
-    /// was not found to be too large with less there.
+    /// was not found to be too large with less there. 0 in a space of at most [`EXHAUSTIVE`] layouts.
     pub not_compared: usize,
     /// Number of those that take too much memory, as far as the search came. What waits in host memory counts as another
     /// layout.
@@ -54,8 +57,8 @@ pub struct Plan {
     pub smallest: Option<(Layout, u64)>,
 }
 
-/// Searches `space` for the `most` fastest layouts on `cluster` whose ranks take at most `limit` bytes. Layouts with
-/// something in host memory are among them only if fewer than `most` fit without.
+/// Searches `space` for the `most` fastest layouts on `cluster` whose ranks take at most `limit` bytes. With more than
+/// [`EXHAUSTIVE`] layouts those with something in host memory are among them only if fewer than `most` fit without.
 ///
 /// `run` makes the run of a layout, or errors as a training would; `progress` hears how many layouts of all are decided.
 ///
@@ -75,7 +78,9 @@ pub fn search<M: Model>(
             Err(error) => refused = refused.or(Some(error)),
         }
     }
-    let in_host_memory = |bounded: &Bounded| bounded.layout.offload != Offload::None;
+    let is_exhaustive = layouts.len() <= EXHAUSTIVE;
+    let in_host_memory =
+        |bounded: &Bounded| !is_exhaustive && bounded.layout.offload != Offload::None;
     layouts.sort_by(|a, b| {
         let slower = a.seconds.total_cmp(&b.seconds).then(a.layout.cmp(&b.layout));
         in_host_memory(a).cmp(&in_host_memory(b)).then(slower)
@@ -83,19 +88,21 @@ pub fn search<M: Model>(
     let total = layouts.len();
     let widest = layouts.iter().map(|bounded| bounded.layout.tensor).max().unwrap_or(0);
     let mut plan = Plan { layouts: total, widest, ..Plan::default() };
-    // Layouts that differ in the micro-batch only: the smallest that is too large.
+    // Layouts that differ in the micro-batch only: the smallest that is too large. Those with twice as many samples take no
+    // less: a stage has at most p of S / b micro-batches of b samples in flight, which are min(p b, S) samples, and the
+    // kernels of a larger micro-batch need no smaller workspace.
     let mut too_large: HashMap<Layout, usize> = HashMap::new();
     let mut failed = HashSet::new();
     let mut unfit: HashSet<Layout> = HashSet::new();
     let mut enough_without = None;
-    for (done, Bounded { layout, seconds, bytes }) in layouts.iter().enumerate() {
+    for (done, bounded) in layouts.iter().enumerate() {
+        let Bounded { layout, seconds, bytes } = bounded;
         progress(done, total);
         let slowest = match plan.best.get(most - 1) {
             Some(last) => last.prediction.seconds(),
             None => f64::INFINITY,
         };
-        let is_offloaded = layout.offload != Offload::None;
-        if is_offloaded && *enough_without.get_or_insert(plan.best.len() >= most) {
+        if in_host_memory(bounded) && *enough_without.get_or_insert(plan.best.len() >= most) {
             plan.not_compared += total - done; // those with host memory come last
             break;
         }
@@ -108,7 +115,7 @@ pub fn search<M: Model>(
             unfit.insert(*layout);
             continue;
         }
-        let less = layout.offload.less();
+        let less: &[Offload] = if is_exhaustive { &[] } else { layout.offload.less() };
         if less.iter().any(|less| !unfit.contains(&Layout { offload: *less, ..*layout })) {
             plan.not_compared += 1;
             continue;

@@ -61,6 +61,7 @@ pub fn simulate(
     let seconds = ranks.iter().fold(0.0, |end: f64, rank| end.max(rank.now));
     let (mut stages, mut spans, mut marks, mut pieces) = (vec![], vec![], vec![], vec![]);
     for mut rank in ranks {
+        rank.mark_steps(schedule);
         rank.spend(Slot::Bubble, rank.now, seconds);
         stages.push(rank.time);
         spans.push(rank.spans);

@@ -11,7 +11,7 @@ use std::path::Path;
 pub struct Mark {
     /// The stage.
     pub stage: usize,
-    /// The kind: an instruction, a module, an operation, a wait, a collective.
+    /// The kind: a step, an instruction, a module, an operation, a wait, a collective.
     pub category: &'static str,
     /// Its name.
     pub name: String,
@@ -19,8 +19,31 @@ pub struct Mark {
     pub start: f64,
     /// End in seconds.
     pub end: f64,
-    /// Group and bytes of a collective.
-    pub group: Option<(String, u64)>,
+    /// What it is about.
+    pub about: About,
+}
+
+/// What a span is about: the arguments of its event.
+#[derive(Debug, Clone, PartialEq)]
+pub enum About {
+    /// Nothing that its name does not say.
+    Nothing,
+    /// The step of this number, from 1 on.
+    Step(usize),
+    /// The computation of a micro-batch in a chunk.
+    Computation {
+        /// The micro-batch, from 0 on.
+        microbatch: usize,
+        /// The chunk of the stage, from 0 on.
+        chunk: usize,
+    },
+    /// A call of a group.
+    Call {
+        /// The group's name.
+        group: String,
+        /// Bytes of the whole buffer.
+        bytes: u64,
+    },
 }
 
 /// The track of the kernels.
@@ -56,9 +79,9 @@ fn write_to(mut file: impl Write, marks: &[Mark], ranks: &[usize]) -> io::Result
     let mut tracks: Vec<Vec<String>> = vec![vec![COMPUTE.to_string()]; ranks.len()];
     for mark in marks {
         let (rank, tracks) = (ranks[mark.stage], &mut tracks[mark.stage]);
-        let name = match &mark.group {
-            Some((group, _)) => format!("communication {group}"),
-            None => COMPUTE.to_string(),
+        let name = match &mark.about {
+            About::Call { group, .. } => format!("communication {group}"),
+            _ => COMPUTE.to_string(),
         };
         let track = match tracks.iter().position(|known| *known == name) {
             Some(track) => track,
@@ -70,9 +93,13 @@ fn write_to(mut file: impl Write, marks: &[Mark], ranks: &[usize]) -> io::Result
                 track
             }
         };
-        let arguments = match &mark.group {
-            Some((group, bytes)) => json!({ "group": group, "bytes": bytes }),
-            None => json!({}),
+        let arguments = match &mark.about {
+            About::Nothing => json!({}),
+            About::Step(number) => json!({ "step": number }),
+            About::Computation { microbatch, chunk } => {
+                json!({ "microbatch": microbatch, "chunk": chunk })
+            }
+            About::Call { group, bytes } => json!({ "group": group, "bytes": bytes }),
         };
         event(json!({
             "name": mark.name, "cat": mark.category, "ph": "X", "ts": mark.start * 1e6,

@@ -11,6 +11,7 @@ use ferrotron_parallel::data_parallel::DataParallelConfig;
 use ferrotron_parallel::mesh::ParallelDims;
 use ferrotron_parallel::pipeline::ScheduleKind;
 use ferrotron_parallel::tensor_parallel::SequenceParallel;
+use ferrotron_planner::search::EXHAUSTIVE;
 use ferrotron_planner::{Cluster, Layout, Offload, Recomputation, Space, enough, predict, search};
 use ferrotron_tensor::{DType, MemoryKind, Result};
 
@@ -124,7 +125,7 @@ fn compare_with_all(space: &Space) {
             all.push((found.seconds(), layout, found.peak_bytes() as u64));
         }
     }
-    assert!(all.len() > 60 && all.len() <= 2000, "{space:?}: {}", all.len());
+    assert!(all.len() > 60 && all.len() <= EXHAUSTIVE, "{space:?}: {}", all.len());
     assert!((0..4).all(|stage| all.iter().any(|found| found.1.zero_stage == stage)), "{space:?}");
     let some = |of: &dyn Fn(&Layout) -> bool| all.iter().any(|found| of(&found.1));
     assert!(some(&|layout| layout.schedule.splits_backward()), "{space:?}");
@@ -135,32 +136,10 @@ fn compare_with_all(space: &Space) {
     all.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
     let mut bytes: Vec<u64> = all.iter().map(|found| found.2).collect();
     bytes.sort_unstable();
-    let on_gpus = all.iter().filter(|found| found.1.offload == Offload::None).count();
     for limit in [bytes[all.len() - 1], bytes[all.len() / 2], bytes[all.len() / 8], bytes[2]] {
         let plan = search(space, &cluster, (limit, 5), run, |_, _| ()).unwrap();
-        assert_eq!((plan.layouts, plan.failed), (all.len(), 0));
-        // What fits without host memory needs none.
-        let lesser = |layout: &Layout| match layout.offload {
-            Offload::None => vec![],
-            Offload::States | Offload::Activations => vec![Offload::None],
-            Offload::All => vec![Offload::States, Offload::Activations],
-        };
-        let bytes_of =
-            |layout: &Layout| all.iter().find(|found| found.1 == *layout).map(|found| found.2);
-        let needed = |layout: &Layout| {
-            let mut lesser = lesser(layout).into_iter();
-            lesser.all(|offload| {
-                bytes_of(&Layout { offload, ..*layout }).is_some_and(|bytes| bytes > limit)
-            })
-        };
-        let fits = |found: &&(f64, Layout, u64)| found.2 <= limit;
-        let without = |found: &&(f64, Layout, u64)| fits(found) && found.1.offload == Offload::None;
-        let enough = all.iter().filter(without).count() >= 5;
-        let wanted = |found: &&(f64, Layout, u64)| match enough {
-            true => without(found),
-            false => fits(found) && needed(&found.1),
-        };
-        let want: Vec<_> = all.iter().filter(wanted).take(5).collect();
+        assert_eq!((plan.layouts, plan.failed, plan.not_compared), (all.len(), 0, 0));
+        let want: Vec<_> = all.iter().filter(|found| found.2 <= limit).take(5).collect();
         assert_eq!(plan.best.len(), want.len(), "{limit}");
         for (found, want) in plan.best.iter().zip(want) {
             let seconds = found.prediction.seconds();
@@ -169,9 +148,9 @@ fn compare_with_all(space: &Space) {
         }
         // Where everything fits, bounds of time leave layouts out. With two blocks there is no bound of one block.
         if limit == bytes[all.len() - 1] {
-            assert_eq!((plan.not_compared, plan.too_large), (all.len() - on_gpus, 0));
-            let simulated = plan.simulated;
-            assert!(space.layers <= 2 || simulated < on_gpus, "{simulated} of {on_gpus}");
+            let (simulated, all) = (plan.simulated, all.len());
+            assert_eq!(plan.too_large, 0);
+            assert!(space.layers <= 2 || simulated < all, "{simulated} of {all}");
         }
     }
     let plan = search(space, &cluster, (bytes[0] - 1, 5), run, |_, _| ()).unwrap();
@@ -187,6 +166,25 @@ fn compare_with_all(space: &Space) {
     // Only some layouts are looked at: too few without bounds of a block, or where many have the same bound.
     let some = space.layers <= 2 || space.offloads.len() > 1;
     assert!(smallest == bytes[0] || (some && smallest > bytes[0]), "{smallest} {}", bytes[0]);
+}
+
+/// In a large space host memory is left alone where enough layouts fit without it.
+#[test]
+fn host_memory_is_not_compared_without_need_in_a_large_space() {
+    let space = Space {
+        gpus: 8,
+        gpus_per_node: 4,
+        contexts: vec![1],
+        layers: 4,
+        global_batch: 32,
+        offloads: Offload::ALL.to_vec(),
+    };
+    let run = |layout: &Layout| run(layout, space.layers);
+    let plan = search(&space, &cluster(4), (u64::MAX, 5), run, |_, _| ()).unwrap();
+    let without = plan.layouts / 4;
+    assert!(plan.layouts > EXHAUSTIVE, "{}", plan.layouts);
+    assert_eq!((plan.best.len(), plan.not_compared), (5, plan.layouts - without));
+    assert!(plan.best.iter().all(|found| found.layout.offload == Offload::None));
 }
 
 #[test]

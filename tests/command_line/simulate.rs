@@ -1,6 +1,7 @@
 //! `ferrotron simulate`: what it prints, writes and refuses.
 
-use serde_json::Value;
+use serde_json::{Value, json};
+use std::collections::BTreeSet;
 
 use super::{PLANNED_MODEL, ferrotron, folder_with_text, succeeded};
 
@@ -41,6 +42,22 @@ fn a_step_is_predicted_with_its_parts() {
         "rank 1",
     ] {
         assert!(table.contains(part), "{part} is missing: {table}");
+    }
+    // A line for each stage, with the bytes that the table of `memory` has.
+    let stages: Vec<Vec<&str>> = table
+        .lines()
+        .skip_while(|line| !line.starts_with("stage "))
+        .take(3)
+        .map(|line| line.split_whitespace().collect())
+        .collect();
+    assert_eq!(stages[0][..3], ["stage", "layers", "GPUs"], "{table}");
+    let memory = [&["memory", "--nproc", "16", "--device", "cuda"], PLANNED_MODEL, PARALLEL];
+    let memory = succeeded(ferrotron(folder.path(), &memory.concat()));
+    for (stage, line) in stages[1..].iter().enumerate() {
+        assert_eq!(line[..3], [stage.to_string().as_str(), "2", "8"], "{table}");
+        for bytes in line[3..].chunks(2) {
+            assert!(memory.contains(&bytes.join(" ")), "{bytes:?} is not in {memory}: {table}");
+        }
     }
     // Rotary tables are computed once a run, so a step has their use alone.
     let llama = succeeded(run(&["--by-kernel", "--architecture", "llama"]));
@@ -86,6 +103,34 @@ fn a_step_is_predicted_with_its_parts() {
             event["cat"] == category && event["name"].as_str().unwrap().contains(name)
         };
         assert!(events.iter().any(|event| found(&event)), "no {category} {name}");
+    }
+    // As in a real trace a step encloses what a rank does, and computations name their micro-batch and chunk.
+    let of = |category: &str, rank: u64| -> Vec<&Value> {
+        let wanted = |event: &&Value| event["cat"] == category && event["pid"] == rank;
+        events.iter().filter(wanted).collect()
+    };
+    let end = |event: &Value| event["ts"].as_f64().unwrap() + event["dur"].as_f64().unwrap();
+    let ranks: BTreeSet<u64> = events.iter().map(|event| event["pid"].as_u64().unwrap()).collect();
+    assert_eq!(ranks.len(), 2, "one of each stage");
+    for rank in ranks {
+        let steps = of("step", rank);
+        assert_eq!(steps.len(), 1);
+        assert_eq!((&steps[0]["name"], &steps[0]["args"]["step"]), (&json!("step"), &json!(1)));
+        for category in ["instruction", "module", "optimizer", "wait"] {
+            for event in of(category, rank) {
+                assert!(end(event) <= end(steps[0]) + 1e-6, "{event} is not in {}", steps[0]);
+            }
+        }
+        let numbers = |event: &&Value| {
+            let number = |name: &str| event["args"][name].as_u64();
+            Some((number("microbatch")?, number("chunk")?))
+        };
+        let computations = of("instruction", rank);
+        let mut computations: Vec<_> = computations.iter().filter_map(numbers).collect();
+        computations.sort_unstable();
+        // Forward and backward of each of 4 micro-batches.
+        let want: Vec<(u64, u64)> = (0..4).flat_map(|microbatch| [(microbatch, 0); 2]).collect();
+        assert_eq!(computations, want, "rank {rank}");
     }
     // A trace is replaced, another file is not.
     succeeded(run(&["--trace", "trace.json"]));
@@ -280,12 +325,13 @@ fn a_pipeline_without_a_flush_is_predicted_by_all_its_steps() {
     let folder = folder_with_text();
     let sizes = "--micro-batch-size 2 --global-batch-size 16 --pipeline-model-parallel-size 2 --clip-grad 0 --bf16 \
                  --untie-embeddings-and-output-weights --json --pipeline-schedule";
-    let run = |schedule: &[&str]| -> Value {
+    let ended = |schedule: &[&str]| {
         let words = ["simulate", "--cluster", "h100", "--nodes", "2"];
         let sizes: Vec<&str> = sizes.split_whitespace().collect();
-        let line = [&words, PLANNED_MODEL, &sizes, schedule].concat();
-        serde_json::from_str(&succeeded(ferrotron(folder.path(), &line))).unwrap()
+        ferrotron(folder.path(), &[&words, PLANNED_MODEL, &sizes, schedule].concat())
     };
+    let run =
+        |schedule: &[&str]| -> Value { serde_json::from_str(&succeeded(ended(schedule))).unwrap() };
     let (flushed, stashing) = (run(&["1f1b"]), run(&["pipedream"]));
     let number = |report: &Value, key: &str| report[key].as_f64().unwrap();
     assert_eq!(flushed["tokens"], stashing["tokens"]);
@@ -304,6 +350,10 @@ fn a_pipeline_without_a_flush_is_predicted_by_all_its_steps() {
         of("computing_s") + of("exposed_communication_s") + number(report, "bubble_s")
     };
     assert!((parts(&stashing) / number(&stashing, "s_per_step") - 1.0).abs() < 1e-9, "{stashing}");
+    let refused = ended(&["pipedream", "--pipeline-drain-interval", "1000000000"]);
+    let message = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(message.contains("--pipeline-drain-interval: 1000000000 steps"), "{message}");
+    assert_eq!(message.lines().count(), 1, "{message}");
     let often = run(&["pipedream", "--pipeline-drain-interval", "2"]);
     assert!(number(&often, "s_per_step") > number(&stashing, "s_per_step"), "{often}");
 }

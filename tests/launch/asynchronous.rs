@@ -142,6 +142,19 @@ fn predicted_steps_do_not_wait_for_their_own_sums() {
         assert!(step <= last, "{staleness}: {found}");
         last = step;
     }
+    // The trace has the steps one by one.
+    let traced = "--async-data-parallel --max-staleness 2 --drain-interval 5 --trace steps.json";
+    simulate(traced);
+    let trace = std::fs::read_to_string(folder.path().join("steps.json")).unwrap();
+    let trace: Value = serde_json::from_str(&trace).unwrap();
+    let events = trace["traceEvents"].as_array().unwrap().iter();
+    let steps: Vec<&Value> = events.filter(|event| event["cat"] == "step").collect();
+    let numbers: Vec<u64> =
+        steps.iter().map(|event| event["args"]["step"].as_u64().unwrap()).collect();
+    assert_eq!(numbers, [1, 2, 3, 4, 5]);
+    let ends = |event: &Value| number(event, "ts") + number(event, "dur");
+    let follow = steps.windows(2).all(|pair| ends(pair[0]) <= number(pair[1], "ts") + 1e-6);
+    assert!(follow, "{steps:?}");
     let line = format!("plan --cluster own.toml {model} --async-data-parallel");
     let line = line.replace("--micro-batch-size 2", "");
     for (line, part) in [
@@ -149,6 +162,12 @@ fn predicted_steps_do_not_wait_for_their_own_sums() {
         (
             "simulate --cluster h100 --async-data-parallel --vocab-size 50257".to_string(),
             "--async-data-parallel: does not go with a GPU",
+        ),
+        (
+            format!(
+                "simulate --cluster own.toml {model} --async-data-parallel --drain-interval 1000000000"
+            ),
+            "--drain-interval: 1000000000 steps until a drain are too many to predict together: give at most 10000",
         ),
     ] {
         let output = finished(command(folder.path(), &line));

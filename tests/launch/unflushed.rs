@@ -84,6 +84,14 @@ fn what_needs_a_flush_is_refused_before_ranks_start() {
             &["--pipeline-drain-interval", "needs --pipeline-schedule pipedream"],
         ),
     ];
+    // The head of a BERT cannot be untied, so that is no remedy.
+    let bert = "memory --architecture bert --num-layers 4 --hidden-size 16 --num-attention-heads 4 --seq-length 8 \
+                --vocab-size 64 --micro-batch-size 2 --global-batch-size 2 --nproc 2 --pipeline-model-parallel-size 2 \
+                --pipeline-schedule pipedream --clip-grad 0";
+    let output = finished(command(folder.path(), bert));
+    let (_, err) = texts(&output);
+    assert!(err.contains("always its token embedding, so use another schedule, as 1f1b"), "{err}");
+    assert!(!err.contains("--untie") && err.trim_end().lines().count() == 1, "{err}");
     for (line, parts) in cases {
         let output = finished(command(folder.path(), &format!("{line} --save refused")));
         let (out, err) = texts(&output);

@@ -313,9 +313,11 @@ fn what_needs_a_flush_is_refused_in_one_line() -> Result<()> {
     Ok(())
 }
 
-/// Later updates have used what is not finite by then, so there is nothing to save.
+/// Later updates have used what is not finite by then, so there is nothing to save, and only a checkpoint to go on from.
 #[test]
-fn a_loss_that_is_not_finite_ends_all_ranks_at_the_drain() {
+fn a_loss_that_is_not_finite_ends_all_ranks_at_the_drain() -> Result<()> {
+    let folder = tempfile::tempdir().unwrap();
+    let unbroken = case(ScheduleKind::PipeDream, 2).run()?;
     let ranks = run_threads(2, &WorldConfig::default(), |world| {
         let mesh = Mesh::new(&world, ParallelDims::new(2, 1, 1, 2)?, SequenceParallel::Off)?;
         let scope = Scope::new(&Device::cpu(1)?, DType::F64, 1234);
@@ -323,6 +325,7 @@ fn a_loss_that_is_not_finite_ends_all_ranks_at_the_drain() {
         let mut trainer = Trainer::<Gpt>::on_mesh(&scope, &mesh, &model, config)?;
         let noise = Noise { model: &model, distinct_samples: 1 << 32, asked: Mutex::default() };
         trainer.step(&noise)?;
+        let saved = trainer.save(folder.path(), None, serde_json::Value::Null)?;
         if let Some(param) =
             trainer.buffers().params().find(|param| param.name().contains("norm_f"))
         {
@@ -330,14 +333,25 @@ fn a_loss_that_is_not_finite_ends_all_ranks_at_the_drain() {
             let unknown = leaf.value()?.mul_scalar(f64::NAN)?;
             leaf.set_value(&unknown)?;
         }
-        Ok(trainer.step(&noise).map(drop).map_err(|error| error.to_string()))
+        let failed = trainer.step(&noise).unwrap_err().to_string();
+        let refused = [trainer.local_shards().map(drop), trainer.step(&noise).map(drop)];
+        let refused = refused.map(|refused| refused.unwrap_err().to_string());
+        trainer.load(&Checkpoint::peek(&saved)?)?;
+        let report = trainer.step(&noise)?;
+        Ok((failed, refused, (report.step, report.loss, report.grad_norm)))
     });
     for (rank, found) in ranks.into_iter().enumerate() {
-        let line = found.unwrap().unwrap_err();
+        let (line, refused, last) = found?;
         assert!(
             line.contains("step 6: loss NaN") && line.contains("last checkpoint"),
             "{rank}: {line}"
         );
         assert!(!line.contains('\n'), "{line}");
+        for line in refused {
+            assert!(line.contains("steps of pipedream have failed"), "{rank}: {line}");
+            assert!(line.contains("load the last checkpoint") && !line.contains('\n'), "{line}");
+        }
+        assert_eq!(Some(&last), unbroken.losses.last());
     }
+    Ok(())
 }

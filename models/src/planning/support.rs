@@ -44,9 +44,20 @@ pub struct ModelSizes {
     /// The activation function of the MLP.
     pub activation: ActivationKind,
     /// Whether the first and the last pipeline stage share embeddings.
-    pub tied_embeddings: bool,
+    pub tied_embeddings: TiedEmbeddings,
     /// Number of parameters.
     pub num_parameters: u64,
+}
+
+/// Whether a model's head is its token embedding.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TiedEmbeddings {
+    /// It has weights of its own.
+    No,
+    /// It is, and could have weights of its own.
+    Yes,
+    /// It is in every model of the architecture.
+    Always,
 }
 
 impl From<&GptConfig> for ModelSizes {
@@ -57,7 +68,10 @@ impl From<&GptConfig> for ModelSizes {
             ffn_hidden_size: config.ffn_hidden_size,
             attention: config.attention(),
             activation: config.activation,
-            tied_embeddings: config.tie_embeddings,
+            tied_embeddings: match config.tie_embeddings {
+                false => TiedEmbeddings::No,
+                true => TiedEmbeddings::Yes,
+            },
             num_parameters: config.num_parameters(),
         }
     }
@@ -71,7 +85,7 @@ impl From<&BertConfig> for ModelSizes {
             ffn_hidden_size: config.ffn_hidden_size,
             attention: config.block().attention,
             activation: config.activation,
-            tied_embeddings: true,
+            tied_embeddings: TiedEmbeddings::Always,
             num_parameters: config.num_parameters(),
         }
     }
@@ -194,8 +208,15 @@ fn unsupported_reason(plan: &ParallelismCheck) -> Option<String> {
         microbatches: plan.microbatches,
         chunks: parallel.chunks,
     };
-    if !schedule.kind.flushes() && pp > 1 && model.tied_embeddings {
-        return Some(schedule.kind.refuses_tied_embeddings());
+    let remedy = match model.tied_embeddings {
+        TiedEmbeddings::No => None,
+        TiedEmbeddings::Yes => Some("add --untie-embeddings-and-output-weights"),
+        TiedEmbeddings::Always => Some(
+            "the head of a BERT is always its token embedding, so use another schedule, as 1f1b",
+        ),
+    };
+    if let Some(remedy) = remedy.filter(|_| !schedule.kind.flushes() && pp > 1) {
+        return Some(schedule.kind.refuses_tied_embeddings(remedy));
     }
     pipeline::unsupported_reason(&schedule)
         .or_else(|| data_parallel::unsupported_reason(&parallel.data_parallel, &layout))

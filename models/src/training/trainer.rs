@@ -75,6 +75,8 @@ pub struct Trainer<M: Model> {
     schedule: Option<(usize, PipelineSchedule)>,
     /// The versions of the weights, if the pipeline is not flushed between steps.
     versions: Option<WeightVersions>,
+    /// Whether steps without a flush have failed: parameters may then have the weights of any step.
+    window_failed: bool,
     /// The steps that are replayed, with [`ExecutionMode::CudaGraph`].
     graph: Option<StepGraph>,
     /// The buffers from which checkpoints are written, with [`SaveMode::Async`].
@@ -179,6 +181,7 @@ impl<M: Model> Trainer<M> {
             returned_terms: Vec::new(),
             schedule: None,
             versions,
+            window_failed: false,
             graph: None,
             snapshot: None,
         };
@@ -244,6 +247,7 @@ impl<M: Model> Trainer<M> {
         stop: &StopFlag,
     ) -> Result<Option<Evaluation>> {
         self.check_drained("evaluate")?;
+        self.check_window("evaluate")?;
         evaluate(&self.local_model(), samples, self.config.batch_size, stop, |_| ())
     }
 
@@ -287,13 +291,14 @@ impl<M: Model> Trainer<M> {
     /// checkpoint has the moments of the first replica, and all replicas resume with them.
     ///
     /// Errors while the replicas' weights differ, with the step at which they will not. Errors until the caller has
-    /// read the [reports](Trainer::drain_reports) of all steps.
+    /// read the [reports](Trainer::drain_reports) of all steps, and behind steps without a flush that have failed.
     pub fn local_shards(&self) -> Result<(Vec<LocalShard>, Moments)> {
         if self.reports.is_unread() {
             let message = "nobody knows yet whether a step was lost: ask for the reports first";
             return Err(Error::config("checkpoint", message));
         }
         self.check_drained("checkpoint")?;
+        self.check_window("checkpoint")?;
         let (step, wait) = (self.progress.step, self.steps_to_synchronization());
         if wait > 0 && !self.is_async() {
             let every = self.config.parallel.data_parallel.synchronize_every;
@@ -379,9 +384,14 @@ impl<M: Model> Trainer<M> {
         checkpoint.check_names(names.iter().map(String::as_str))?;
         self.graph = None; // it knows where weights and moments were
         self.reports.forget()?;
+        if let Some(versions) = &mut self.versions {
+            // Those of failed steps may have left another version in the parameters than the newest.
+            versions.restart(self.data_parallel.buffers())?;
+        }
         let world = self.mesh.world();
         checkpoint.load_training_state(world, &self.data_parallel, &mut self.optimizer)?;
         self.set_progress(checkpoint.progress().clone());
+        self.window_failed = false;
         Ok(())
     }
 }

@@ -253,6 +253,17 @@ fn it_is_with_many_micro_batches() {
     }
     let model = GptConfig::gpt2(VOCAB, 8, 32, 4, SEQ_LENGTH);
     check(&cases, &model);
+    // Without a flush an update is in flight as well, and steps are cut too.
+    let schedule = ScheduleKind::PipeDream2Bw;
+    let mut cases = Vec::new();
+    for (stages, microbatches) in [(2, 9), (2, 13), (4, 9), (4, 13)] {
+        let sizes = [1, 1, 1, stages];
+        for recompute in [Recompute::None, Recompute::FULL] {
+            let case = Case { schedule, sizes, microbatches, recompute, ..PLAIN };
+            cases.push(Case { drain_interval: 7, ..case });
+        }
+    }
+    check(&cases, &GptConfig { tie_embeddings: false, ..model });
 }
 
 /// A rank has a gradient buffer for each step that may be outstanding, whenever its update is applied.

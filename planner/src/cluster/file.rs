@@ -72,6 +72,7 @@ impl Cluster {
             node: link(&keys, "node")?,
             collectives: curves(&keys, "node.collective_us", 0.0..=1e9, 1e-6)?,
             network: link(&keys, "network")?,
+            network_collectives: curves(&keys, "network.collective_us", 0.0..=1e9, 1e-6)?,
             software: Software {
                 attention: match keys.text("software.attention")?.as_str() {
                     "fused" => AttentionKernels::Fused,
@@ -278,6 +279,21 @@ mod tests {
                 "[node]",
                 "[node]\ncollective_us.all_reduce.64 = -1\n",
                 "node.collective_us.all_reduce.64 is -1",
+            ),
+            (
+                "[network]",
+                "[network.collective_us.all_reduce]\n64 = -1\n[network]",
+                "network.collective_us.all_reduce.64 is -1",
+            ),
+            (
+                "[network]",
+                "[network.collective_us.all_reduce]\n1e6 = 1\n[network]",
+                "all_reduce.1e6 is no size of a call",
+            ),
+            (
+                "[network]",
+                "[network.collective_us.broadcast]\n[network]",
+                "network.collective_us.broadcast is empty",
             ),
             ("host_gb_per_s = 25", "host_gb_per_s = 0", "gpu.host_gb_per_s is 0"),
             ("multiprocessors = 24", "multiprocessors = 108", "and must be from 0 to 107"),

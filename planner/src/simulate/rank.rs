@@ -9,7 +9,7 @@ use crate::program::Program;
 use crate::sharing::Piece;
 use crate::stage_time::{Slot, StageTime};
 use crate::steps::{Block, Part, Step, Traffic};
-use crate::trace::Mark;
+use crate::trace::{About, Mark};
 
 /// State of all stages.
 pub(super) struct Shared<'a> {
@@ -148,7 +148,11 @@ impl<'a> Rank<'a> {
         }
         if let Some(instruction) = instruction {
             let (start, end) = (self.began, self.now);
-            self.mark("instruction", instruction.to_string(), start, end, None);
+            let about = match instruction.microbatch_and_chunk() {
+                Some((microbatch, chunk)) => About::Computation { microbatch, chunk },
+                None => About::Nothing,
+            };
+            self.mark("instruction", instruction.to_string(), start, end, about);
             self.spans.push(Span { instruction: instruction.clone(), start, end });
         }
         (self.phase, self.at, self.began) = (self.phase + 1, 0, self.now);
@@ -186,7 +190,7 @@ impl<'a> Rank<'a> {
                 }
                 Step::Close => {
                     if let Some((category, name, start)) = self.open.pop() {
-                        self.mark(category, name, start, self.now, None);
+                        self.mark(category, name, start, self.now, About::Nothing);
                     }
                     true
                 }
@@ -235,7 +239,8 @@ impl<'a> Rank<'a> {
                     Direction::Backward => "pp-backward",
                 };
                 let (start, end) = (self.now, self.now + seconds);
-                self.mark("collective", "send".to_string(), start, end, Some((place, cost.bytes)));
+                let about = About::Call { group: place.to_string(), bytes: cost.bytes };
+                self.mark("collective", "send".to_string(), start, end, about);
                 if !shared.software.overlap_messages {
                     self.wait(end, seconds, Traffic::Pipeline);
                 }
@@ -267,8 +272,8 @@ impl<'a> Rank<'a> {
             Call::Until(self.occupy(group, seconds))
         };
         if let Call::Until(end) = call {
-            let name = facts.name.as_str();
-            self.mark("collective", operation.to_string(), end - seconds, end, Some((name, bytes)));
+            let about = About::Call { group: facts.name.clone(), bytes };
+            self.mark("collective", operation.to_string(), end - seconds, end, about);
         }
         self.calls[group].push(call);
     }
@@ -361,22 +366,31 @@ impl<'a> Rank<'a> {
         let began = if exposed < wait { end - exposed } else { self.now };
         self.spend(Slot::Bubble, self.now, began);
         self.spend(Slot::Exposed(traffic), began, end);
-        self.mark("wait", "wait".to_string(), self.now, end, None);
+        self.mark("wait", "wait".to_string(), self.now, end, About::Nothing);
         self.now = end;
     }
 
-    fn mark(
-        &mut self,
-        category: &'static str,
-        name: String,
-        start: f64,
-        end: f64,
-        group: Option<(&str, u64)>,
-    ) {
+    /// Marks the steps that the trainer takes one by one. All of a pipeline without a flush are one, until it is drained;
+    /// asynchronous ones, which have no pipeline, end with an update each.
+    pub(super) fn mark_steps(&mut self, schedule: &PipelineSchedule) {
+        let is_update = |span: &&Span| matches!(span.instruction, Instruction::Update { .. });
+        let mut ends: Vec<f64> = Vec::new();
+        if schedule.stages() == 1 {
+            ends.extend(self.spans.iter().filter(is_update).map(|span| span.end));
+        }
+        ends.pop(); // what lies behind the last update belongs to its step
+        ends.push(self.now);
+        let mut start = 0.0;
+        for (index, end) in ends.into_iter().enumerate() {
+            self.mark("step", "step".to_string(), start, end, About::Step(index + 1));
+            start = end;
+        }
+    }
+
+    fn mark(&mut self, category: &'static str, name: String, start: f64, end: f64, about: About) {
         let stage = self.stage;
         if let Some(marks) = &mut self.marks {
-            let group = group.map(|(name, bytes)| (name.to_string(), bytes));
-            marks.push(Mark { stage, category, name, start, end, group });
+            marks.push(Mark { stage, category, name, start, end, about });
         }
     }
 }

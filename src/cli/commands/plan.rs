@@ -1,13 +1,13 @@
 //! `ferrotron plan`.
 
 mod args;
+mod explain;
 mod report;
 
 pub use args::PlanArgs;
 
 use ferrotron::models::bert::Bert;
 use ferrotron::models::gpt::Gpt;
-use ferrotron::parallel::pipeline::ScheduleKind;
 use ferrotron::planner::{Layout, Offload, Space, enough, search};
 use ferrotron::{Error, Result};
 use std::path::PathBuf;
@@ -23,7 +23,8 @@ use crate::cli::output;
 use crate::cli::plan::plan as planned;
 use crate::cli::progress::CountProgress;
 use args::{BEGIN, BEST, with_layout};
-use report::{as_json, explanation, fits_nowhere, for_train, table};
+use explain::{Searched, explanation};
+use report::{as_json, fits_nowhere, for_train, table};
 
 /// Options of what waits in host memory, which the search decides unless they are given.
 const OFFLOADED: &[&str] = &["offload-optimizer-states", "cpu-offloading-num-layers"];
@@ -120,31 +121,8 @@ fn report<M: TrainedModel>(args: &PlanArgs, options: &Options) -> Result<ExitCod
     }
     output::print(&table(args, &found, &cluster));
     if args.explain {
-        let mut rules = None;
-        let (tensor, context) = (found.widest, space.contexts[0]);
-        for pipeline in 1..=space.layers {
-            // The rules know neither shards of gradients and weights nor more contexts than the sequence needs.
-            let sizes = |layout: &Layout| {
-                (layout.tensor, layout.pipeline, layout.context) == (tensor, pipeline, context)
-            };
-            let ruled = |layout: &Layout| match layout {
-                Layout {
-                    schedule: ScheduleKind::OneFOneB,
-                    zero_stage: 0 | 1,
-                    offload: Offload::None,
-                    ..
-                } if sizes(layout) => run(layout),
-                _ => Err(Error::config("plan", "is not that of the rules")),
-            };
-            if space.layers.is_multiple_of(pipeline)
-                && let Ok(plan) = search(&space, &cluster, (limit, 1), ruled, |_, _| ())
-                && let Some(first) = plan.best.into_iter().next()
-            {
-                rules = Some(first);
-                break;
-            }
-        }
-        output::print(&explanation(best, rules.as_ref(), local));
+        let searched = Searched { space: &space, cluster: &cluster, limit, run };
+        output::print(&explanation(&searched, &found)?);
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -3,7 +3,7 @@
 use clap::{Args, FromArgMatches};
 use ferrotron::models::bert::Bert;
 use ferrotron::models::gpt::Gpt;
-use ferrotron::models::memory::{MemoryEstimator, PlannedDevice};
+use ferrotron::models::memory::{MemoryEstimator, PlannedDevice, StageMemory};
 use ferrotron::parallel::pipeline::{svg, text};
 use ferrotron::planner::steps::{Part, Traffic};
 use ferrotron::planner::{Cluster, Prediction, predict, trace};
@@ -217,11 +217,38 @@ fn summary(args: &SimulateArgs, found: &Prediction, cluster: &Cluster, parameter
     let (peak, memory) = (found.peak_bytes() as u64, cluster.gpu.memory);
     let verdict = if peak > memory { "which is too much for" } else { "of" };
     text += &format!("memory          {} {verdict} {}\n", display(peak), display(memory));
+    text += &stages(&found.memory, unit);
     if let Some(tokens) = args.train_tokens {
         text += &format!(
             "training        {:.1} days for {tokens:e} tokens; {:.1} days by 8 T P / (n X)\n",
             found.training_seconds(tokens) / DAY,
             found.training_seconds_by_equation(tokens, parameters as f64) / DAY,
+        );
+    }
+    text
+}
+
+/// A line for each pipeline stage, with the bytes of one of its ranks.
+fn stages(found: &[StageMemory], unit: &str) -> String {
+    let mut text = format!(
+        "{:8}{:>7}{:>7}{:>12}{:>12}{:>12}{:>13}{:>12}\n",
+        "stage",
+        "layers",
+        format!("{unit}s"),
+        "weights",
+        "gradients",
+        "optimizer",
+        "activations",
+        "total"
+    );
+    for StageMemory { stage, layers, ranks, memory, .. } in found {
+        text += &format!(
+            "{stage:<8}{layers:>7}{ranks:>7}{:>12}{:>12}{:>12}{:>13}{:>12}\n",
+            display(memory.weights_bytes as u64),
+            display(memory.gradients_bytes as u64),
+            display(memory.optimizer_bytes as u64),
+            display(memory.activations_bytes as u64),
+            display(memory.total_bytes as u64),
         );
     }
     text

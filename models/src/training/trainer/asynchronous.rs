@@ -121,9 +121,14 @@ impl<M: Model> Trainer<M> {
         check_step(&mut self.step, &mut self.reports.outcomes, &check, &sums)?;
         let (launched, number) = (self.progress.step, given.before.step + 1);
         let numbers = terms.len() + counted.len();
+        let (before, updates) = (given.before.clone(), given.updates);
         self.reports.push(given);
-        self.settle(samples, seconds)
-            .inspect_err(|_| self.end_together(number, launched, numbers))?;
+        if let Err(error) = self.settle(samples, seconds) {
+            // Weights are those before the step, also if its loss was a spike: so is the progress.
+            self.take_back(&before, updates);
+            self.end_together(number, launched, numbers);
+            return Err(error);
+        }
         self.update()
     }
 

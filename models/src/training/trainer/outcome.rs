@@ -4,6 +4,7 @@ use ferrotron_tensor::{Error, Result};
 
 use super::bad_step::remedy;
 use super::{Model, Trainer};
+use crate::io::checkpoint::TrainState;
 
 /// The end of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -43,6 +44,15 @@ impl<M: Model> Trainer<M> {
         }
         bad_steps.count_bad(&why, &mut self.progress)?;
         Ok(Outcome::Bad)
+    }
+
+    /// Puts the progress back to where it was `before` a step that is not applied, behind so many `updates`.
+    pub(super) fn take_back(&mut self, before: &TrainState, updates: u64) {
+        // The losses that have been counted are those of applied steps: asynchronous ones are launched before those ahead
+        // of them are counted.
+        let loss_mean = self.progress.loss_mean;
+        self.progress = TrainState { loss_mean, ..before.clone() };
+        self.optimizer.set_steps(updates);
     }
 
     /// Counts a step of `samples` samples that ended so, and adapts the loss scale.

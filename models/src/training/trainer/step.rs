@@ -70,8 +70,10 @@ impl<M: Model> Trainer<M> {
     ///
     /// Reports must be read before a checkpoint is saved: one of the steps may have failed.
     ///
-    /// Errors as [`Trainer::drain_reports`], if it synchronizes.
+    /// Errors as [`Trainer::drain_reports`], if it synchronizes, and behind steps without a flush that have failed until a
+    /// checkpoint is [loaded](Trainer::load).
     pub fn step_async(&mut self, samples: &dyn Samples) -> Result<()> {
+        self.check_window("train")?;
         let started = Instant::now();
         let device = self.scope.device().clone();
         let _span = trace_span!("step", step = self.progress.step + 1).entered();
@@ -360,8 +362,7 @@ impl<M: Model> Trainer<M> {
             let why = self.why_not_finite(&lost)?;
             return self.reports.push_bad(&lost, why);
         }
-        self.progress = lost.given.before.clone();
-        self.optimizer.set_steps(lost.given.updates);
+        self.take_back(&lost.given.before, lost.given.updates);
         self.graph = None;
         if lost.later > 0 {
             let device = self.scope.device().clone();

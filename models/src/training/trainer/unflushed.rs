@@ -67,7 +67,8 @@ impl TrainerConfig {
         let shared = |param: &Param| param.grad_partial().contains(Axis::Pipeline);
         let shared = data_parallel.buffers().params().any(shared);
         if mesh.world().sum(host, f64::from(u8::from(shared)))? > 0.0 {
-            return Err(Error::config("--pipeline-schedule", kind.refuses_tied_embeddings()));
+            let remedy = "add --untie-embeddings-and-output-weights if it is a GPT, or use 1f1b";
+            return Err(Error::config("--pipeline-schedule", kind.refuses_tied_embeddings(remedy)));
         }
         let pipeline = mesh.axis(Axis::Pipeline);
         let stored = kind.stashed_versions(pipeline.size(), pipeline.rank());

@@ -64,7 +64,8 @@ impl<M: Model> Trainer<M> {
 
     /// Takes all steps until the pipeline is drained, with `versions` of the weights, and reads their results.
     ///
-    /// Errors on all ranks if a loss or gradient norm is not finite: the weights have had later updates by then.
+    /// Errors on all ranks if a loss or gradient norm is not finite: the weights have had later updates by then. Behind an
+    /// error that comes after the samples are read, a checkpoint must be loaded.
     pub(super) fn train_window(
         &mut self,
         versions: &mut WeightVersions,
@@ -76,6 +77,7 @@ impl<M: Model> Trainer<M> {
         let steps = read.collect::<Result<Vec<_>>>().inspect_err(|_| self.progress = before)?;
         let microbatches = steps[0].microbatches.len();
         let schedule = self.schedule(microbatches, steps.len())?;
+        self.window_failed = true; // until all has gone well
         versions.restart(self.data_parallel.buffers())?;
         self.data_parallel.begin_step(microbatches);
         let mut window = Window {
@@ -93,7 +95,21 @@ impl<M: Model> Trainer<M> {
         execute(&schedule, &mut window, &self.mesh, 1.0)?;
         let steps = window.steps;
         self.schedule = Some((schedule.microbatches(), schedule));
-        self.report_window(steps, started)
+        self.report_window(steps, started)?;
+        self.window_failed = false;
+        Ok(())
+    }
+
+    /// Errors, for `operation`, if steps without a flush have failed and no checkpoint was loaded since.
+    pub(super) fn check_window(&self, operation: &'static str) -> Result<()> {
+        if !self.window_failed {
+            return Ok(());
+        }
+        let kind = self.config.parallel.pipeline_schedule;
+        let message = format!(
+            "steps of {kind} have failed, and the weights may be those of any of them: load the last checkpoint first"
+        );
+        Err(Error::config(operation, message))
     }
 
     /// Fetches the next step's samples, and counts it: those behind it are fetched before it is taken.

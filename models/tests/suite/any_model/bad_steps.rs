@@ -8,6 +8,7 @@ use ferrotron_models::stop::StopFlag;
 use ferrotron_models::trainer::{BadStepConfig, OnBadStep, Trainer, TrainerConfig};
 use ferrotron_nn::{Scope, Sharding};
 use ferrotron_parallel::collective::{WorldConfig, run_threads};
+use ferrotron_parallel::data_parallel::AsyncUpdates;
 use ferrotron_parallel::mesh::{Mesh, ParallelDims};
 use ferrotron_parallel::tensor_parallel::SequenceParallel;
 use ferrotron_tensor::{DType, Device, RandomKey, Result};
@@ -223,6 +224,44 @@ fn a_bad_step_stops_or_has_nowhere_to_go() -> Result<()> {
     assert!(message.contains("step 12: loss NaN") && message.contains("too many bad"), "{message}");
     let message = stopped(OnBadStep::Rewind, &[vec![1, 2, 3, 4], [5, NAN].repeat(20)].concat());
     assert!(message.contains("step 26: ") && message.contains("too many bad"), "{message}");
+    Ok(())
+}
+
+/// Later steps are under way when the spike is found, and their samples are consumed; weights and progress are those before.
+#[test]
+fn a_spike_of_an_asynchronous_run_leaves_the_state_before_its_step() -> Result<()> {
+    let layout = Layout { data: 2, micro_batch: 4, ..ALONE };
+    for max_staleness in [0, 1, 3] {
+        let folder = tempfile::tempdir().unwrap();
+        let ranks = run_threads(2, &WorldConfig::default(), |world| {
+            let dims = ParallelDims::new(2, 1, 1, 1)?;
+            let mesh = Mesh::new(&world, dims, SequenceParallel::Off)?;
+            let scope = Scope::new(&Device::cpu(1)?, DType::F64, 7);
+            let bad_steps =
+                BadStepConfig { loss_spike_factor: Some(20.0), ..BadStepConfig::default() };
+            let mut config = TrainerConfig { bad_steps, ..layout.config()? };
+            let updates = AsyncUpdates { max_staleness, drain_interval: STEPS as usize };
+            config.parallel.data_parallel.async_updates = Some(updates);
+            let mut trainer = Trainer::<Mlp>::on_mesh(&scope, &mesh, &CONFIG, config)?;
+            let healthy = |step: u64| if step == NAN { 1 } else { step };
+            let samples = Batches((1..=STEPS).map(healthy).collect());
+            let error = (0..STEPS).find_map(|_| trainer.step_async(&samples).err());
+            let line = error.expect("the spike ends the run").to_string();
+            let progress = trainer.progress().clone();
+            trainer.save(folder.path(), None, serde_json::Value::Null)?;
+            Ok((line, progress, trainer.optimizer().steps()))
+        });
+        for found in ranks {
+            let (line, progress, updates) = found?;
+            assert!(line.contains(&format!("step {OUTLIER}: loss ")), "{line}");
+            assert!(line.contains("over 20 times") && !line.contains('\n'), "{line}");
+            let done = OUTLIER - 1;
+            assert_eq!((progress.step, updates), (done, done), "{max_staleness}");
+            assert_eq!(progress.consumed_samples, done * SAMPLES as u64);
+            assert_eq!(progress.loss_mean.map(|mean| mean.1), Some(done));
+        }
+        assert_eq!(Checkpoint::open(folder.path())?.progress().step, OUTLIER - 1);
+    }
     Ok(())
 }
 

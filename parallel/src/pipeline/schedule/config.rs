@@ -57,11 +57,10 @@ impl ScheduleKind {
         !ScheduleKind::UNFLUSHED.contains(&self)
     }
 
-    /// The reason for which a schedule without a flush rejects a parameter of two stages, with the remedy.
-    pub fn refuses_tied_embeddings(self) -> String {
+    /// The reason for which a schedule without a flush rejects a parameter of two stages, with this `remedy`.
+    pub fn refuses_tied_embeddings(self, remedy: &str) -> String {
         format!(
-            "{self} updates the first and the last stage at different times, so they cannot share embeddings: add \
-             --untie-embeddings-and-output-weights"
+            "{self} updates the first and the last stage at different times, so they cannot share embeddings: {remedy}"
         )
     }
 

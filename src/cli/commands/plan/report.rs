@@ -73,7 +73,7 @@ pub fn fits_nowhere(found: &Plan, enough: Option<(Layout, u64)>, gpus: usize, li
 }
 
 /// A layout in a line.
-fn flags(layout: &Layout) -> String {
+pub fn flags(layout: &Layout) -> String {
     let mut text = format!(
         "tensor {}, context {}, pipeline {}, {}, chunks {}, data {}, micro-batch {}, recomputation {}, ZeRO {}",
         layout.tensor,
@@ -113,7 +113,7 @@ fn binds(found: &Prediction) -> (String, f64) {
 }
 
 /// Names the reason for which a layout is slower than the best one.
-fn lost(best: &Prediction, other: &Prediction) -> String {
+pub fn lost(best: &Prediction, other: &Prediction) -> String {
     let mut gaps: Vec<(String, f64)> = parts(other)
         .into_iter()
         .zip(parts(best))
@@ -194,25 +194,6 @@ pub fn table(args: &PlanArgs, found: &Plan, cluster: &Cluster) -> String {
     if let Some(second) = found.best.get(1) {
         text += &format!("the second is {}\n", lost(&best.prediction, &second.prediction));
     }
-    text
-}
-
-/// The rules of arXiv:2104.04473, section 5.4, and what the plan does instead.
-pub fn explanation(best: &Planned, rules: Option<&Planned>, node: usize) -> String {
-    let mut text = format!(
-        "\nrules of arXiv:2104.04473: tensor parallel up to a node ({node} GPUs), then pipeline until the model fits, data \
-         parallel for the rest, the micro-batch by simulation\n\
-         plan:  {}\n",
-        flags(&best.layout)
-    );
-    let Some(rules) = rules else {
-        return text + "rules: no such layout fits\n";
-    };
-    text += &format!("rules: {}\n", flags(&rules.layout));
-    text += &match rules.layout == best.layout {
-        true => "the plan follows the rules\n".to_string(),
-        false => format!("the rules' is {}\n", lost(&best.prediction, &rules.prediction)),
-    };
     text
 }
 
