@@ -4,7 +4,7 @@ use ferrotron::models::bert::Bert;
 use ferrotron::models::data::tasks::WikiTextConfig;
 use ferrotron::models::evaluate::Evaluation;
 use ferrotron::models::gpt::Gpt;
-use ferrotron::models::hugging_face::{self, FolderWeights};
+use ferrotron::models::hugging_face::{self, FolderWeights, ReadParam};
 use ferrotron::models::run::{EvaluationTask, RunConfig, RunResult};
 use ferrotron::models::stop::StopFlag;
 use ferrotron::models::support::ModelSizes;
@@ -43,8 +43,9 @@ pub trait TrainedModel: Model {
     /// Opens the weights of a Hugging Face folder for a model that gets a new head.
     fn pretrained_weights(folder: &Path, config: &Self::Config) -> Result<FolderWeights>;
 
-    /// Writes the model into a Hugging Face folder, as a family by its `model_type` or as the first that holds it.
-    fn export(&self, family: Option<&str>, folder: &Path) -> Result<()>;
+    /// Writes the model into a Hugging Face folder, as a family by its `model_type` or as the first that holds it. `read`
+    /// returns the parameters.
+    fn export(&self, family: Option<&str>, folder: &Path, read: &mut ReadParam) -> Result<()>;
 
     /// The bytes that this rank sends in a step, if they are known before.
     fn traffic(trainer: &Trainer<Self>, seq_length: usize) -> Option<StepTraffic>;
@@ -120,11 +121,8 @@ impl TrainedModel for Gpt {
         Err(Error::config("--pretrained-checkpoint", "is for a BERT: leave it out"))
     }
 
-    fn export(&self, family: Option<&str>, folder: &Path) -> Result<()> {
-        match family {
-            Some(family) => hugging_face::export_as(self, family, folder),
-            None => hugging_face::export(self, folder),
-        }
+    fn export(&self, family: Option<&str>, folder: &Path, read: &mut ReadParam) -> Result<()> {
+        hugging_face::export_from(self, family, folder, read)
     }
 
     fn traffic(trainer: &Trainer<Gpt>, seq_length: usize) -> Option<StepTraffic> {
@@ -207,11 +205,8 @@ impl TrainedModel for Bert {
         hugging_face::bert::pretrained_weights(folder, config)
     }
 
-    fn export(&self, family: Option<&str>, folder: &Path) -> Result<()> {
-        match family {
-            Some(family) => hugging_face::bert::export_as(self, family, folder),
-            None => hugging_face::bert::export(self, folder),
-        }
+    fn export(&self, family: Option<&str>, folder: &Path, read: &mut ReadParam) -> Result<()> {
+        hugging_face::bert::export_from(self, family, folder, read)
     }
 
     fn traffic(_: &Trainer<Bert>, _: usize) -> Option<StepTraffic> {

@@ -7,7 +7,7 @@ use ferrotron::models::tokenizer::Tokenizer;
 use ferrotron::models::trainer::{Model, ModelChunk, parameter_names};
 use ferrotron::nn::{Axis, Scope};
 use ferrotron::parallel::mesh::Mesh;
-use ferrotron::{DType, Error, Result};
+use ferrotron::{DType, Device, Error, Result};
 use std::path::{Path, PathBuf};
 
 use super::architecture::TrainedModel;
@@ -32,13 +32,8 @@ pub struct Loaded<M: TrainedModel> {
 }
 
 impl<M: TrainedModel> Loaded<M> {
-    /// Loads a run folder, a checkpoint or a Hugging Face folder; with `averaged` the moving average of a run's weights.
-    pub fn open(path: &Path, device: &DeviceArgs, averaged: bool) -> Result<Loaded<M>> {
-        let place = ModelRank { mesh: Mesh::single(), device: device.open()? };
-        Loaded::open_on(path, device, averaged, &place)
-    }
-
-    /// The same of one rank: its chunk of the model.
+    /// Loads a run folder, a checkpoint or a Hugging Face folder, with `averaged` the moving average of a run's weights:
+    /// this rank's chunk of the model.
     pub fn open_on(
         path: &Path,
         device: &DeviceArgs,
@@ -46,19 +41,12 @@ impl<M: TrainedModel> Loaded<M> {
         place: &ModelRank,
     ) -> Result<Loaded<M>> {
         if hugging_face::is_folder(path) {
-            if averaged {
-                let message = format!("{} has no moving average: leave it out", path.display());
-                return Err(Error::config("--ema", message));
-            }
+            refuse_average(path, averaged)?;
             let config = M::folder_config(path)?;
             let scope = Scope::new(&place.device, folder_dtype(path, device, place)?, 0);
             let model = chunk::<M>(&scope, &place.mesh, &config)?;
             M::folder_weights(path, &config)?.fill(&model.params())?;
-            let tokenizer = hugging_face::read_tokenizer(path)?;
-            if let Some(tokenizer) = &tokenizer {
-                let model = M::sizes(&config).vocab_size;
-                unused_ids(model, tokenizer.vocab_size()).iter().for_each(|line| place.warn(line));
-            }
+            let tokenizer = folder_tokenizer::<M>(path, &config, place)?;
             return Ok(Loaded { model, config, scope, tokenizer, checkpoint: None });
         }
         let checkpoint = Checkpoint::open(path)?;
@@ -75,8 +63,31 @@ impl<M: TrainedModel> Loaded<M> {
     }
 }
 
+/// The tokenizer of a Hugging Face folder with a model of `config`; warns if it lacks many of the model's token ids.
+pub(super) fn folder_tokenizer<M: TrainedModel>(
+    folder: &Path,
+    config: &M::Config,
+    place: &ModelRank,
+) -> Result<Option<Tokenizer>> {
+    let tokenizer = hugging_face::read_tokenizer(folder)?;
+    if let Some(tokenizer) = &tokenizer {
+        let model = M::sizes(config).vocab_size;
+        unused_ids(model, tokenizer.vocab_size()).iter().for_each(|line| place.warn(line));
+    }
+    Ok(tokenizer)
+}
+
+/// Errors if the moving average of a Hugging Face folder is asked for.
+pub(super) fn refuse_average(folder: &Path, averaged: bool) -> Result<()> {
+    if !averaged {
+        return Ok(());
+    }
+    let message = format!("{} has no moving average: leave it out", folder.display());
+    Err(Error::config("--ema", message))
+}
+
 /// Describes the chunk of the model that this rank of `mesh` has.
-fn chunk<M: Model>(scope: &Scope, mesh: &Mesh, config: &M::Config) -> Result<M> {
+pub(super) fn chunk<M: Model>(scope: &Scope, mesh: &Mesh, config: &M::Config) -> Result<M> {
     let stages = mesh.axis(Axis::Pipeline);
     let chunks = ModelChunk::chunks(M::num_blocks(config), stages.rank(), stages.size(), 1)?;
     M::new_chunk(scope, mesh, config, &chunks[0])
@@ -122,30 +133,41 @@ fn read<M: Model>(
     config: &M::Config,
     dtype: Option<DType>,
 ) -> Result<M> {
-    let held = checkpoint.dtype()?;
-    let dtype = dtype.unwrap_or(held);
-    let kept = checkpoint.kept_in_fp32()?;
-    let empty = |dtype| {
-        let scope = Scope::new(&place.device, dtype, 0);
-        let scope = if dtype == held { scope.with_accumulator_dtype(&kept) } else { scope };
-        chunk::<M>(&scope, &place.mesh, config)
-    };
-    // f32, bf16 and f16 are converted while they are read.
-    let read_as = if (held == DType::F64) == (dtype == DType::F64) { dtype } else { held };
-    let model = empty(read_as)?;
-    checkpoint.load_params_of_part(&model.params(), &parameter_names::<M>(config, read_as)?)?;
-    if read_as == dtype {
-        return Ok(model);
-    }
-    let converted = empty(dtype)?;
+    let (scope, of_result) = scopes(checkpoint, &place.device, dtype)?;
+    let model = chunk::<M>(&scope, &place.mesh, config)?;
+    let names = parameter_names::<M>(config, scope.dtype())?;
+    checkpoint.load_params_of_part(&model.params(), &names)?;
+    let Some(of_result) = of_result else { return Ok(model) };
+    let converted = chunk::<M>(&of_result, &place.mesh, config)?;
     for (to, from) in converted.params().iter().zip(model.params()) {
-        to.leaf().set_value(&from.leaf().value()?.cast(dtype)?)?;
+        to.leaf().set_value(&from.leaf().value()?.cast(of_result.dtype())?)?;
     }
     Ok(converted)
 }
 
+/// The scope of a model into which the weights of `checkpoint` are read, and that of the model in the dtype that was asked
+/// for if they must be converted afterwards.
+pub(super) fn scopes(
+    checkpoint: &Checkpoint,
+    device: &Device,
+    dtype: Option<DType>,
+) -> Result<(Scope, Option<Scope>)> {
+    let held = checkpoint.dtype()?;
+    let dtype = dtype.unwrap_or(held);
+    let kept = checkpoint.kept_in_fp32()?;
+    let scope = |dtype| {
+        let scope = Scope::new(device, dtype, 0);
+        if dtype == held { scope.with_accumulator_dtype(&kept) } else { scope }
+    };
+    // f32, bf16 and f16 are converted while they are read.
+    match (held == DType::F64) == (dtype == DType::F64) {
+        true => Ok((scope(dtype), None)),
+        false => Ok((scope(held), Some(scope(dtype)))),
+    }
+}
+
 /// The dtype that was asked for, or the one in which no weight of a Hugging Face folder is rounded.
-fn folder_dtype(folder: &Path, device: &DeviceArgs, place: &ModelRank) -> Result<DType> {
+pub(super) fn folder_dtype(folder: &Path, device: &DeviceArgs, place: &ModelRank) -> Result<DType> {
     if let Some(dtype) = device.given_dtype()? {
         return Ok(dtype);
     }

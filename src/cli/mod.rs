@@ -28,6 +28,7 @@ mod run_folder;
 mod run_samples;
 mod run_tokenizer;
 mod sample;
+mod stored_model;
 mod tasks;
 mod terminal;
 mod usage;

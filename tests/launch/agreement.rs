@@ -107,6 +107,22 @@ fn ranks_with_other_options_end_with_the_same_line() {
 
 /// Machines with disks of their own may have other contents at the same path.
 #[test]
+fn ranks_with_other_prompts_end_with_the_same_line() {
+    let folder = folder_with_text();
+    let path = folder.path();
+    let run = format!("{MODEL} --save run --train-iters 1");
+    succeeded(finished(command(path, &run)));
+    let start = "generate --load run --tensor-model-parallel-size 2 --max-new-tokens 3";
+    for output in job(path, start, &["--prompt line", "--prompt file"]) {
+        let (out, message) = texts(&output);
+        assert_eq!((output.status.code(), &*out), (Some(2), ""), "{message}");
+        for part in ["--prompt is digest ", " (texts: 1) on rank 0 and digest ", " on rank 1"] {
+            assert!(message.contains(part), "{part} is missing: {message}");
+        }
+    }
+}
+
+#[test]
 fn ranks_with_other_data_of_equal_length_end_with_the_same_line() {
     let folder = folder_with_text();
     let machine = folder_with_text();

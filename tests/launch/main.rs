@@ -5,6 +5,7 @@
 
 mod agreement;
 mod asynchronous;
+mod generation;
 mod killed_or_stopped;
 mod local_steps;
 mod trace;

@@ -2,7 +2,7 @@
 
 use clap::{Args, ValueEnum};
 use ferrotron::models::bert::Bert;
-use ferrotron::models::finite::first_not_finite;
+use ferrotron::models::finite::not_finite_in;
 use ferrotron::models::gpt::Gpt;
 use ferrotron::models::hugging_face::{self, CompanionFiles};
 use ferrotron::models::tokenizer::Tokenizer;
@@ -12,9 +12,11 @@ use std::process::ExitCode;
 
 use crate::cli::architecture::TrainedModel;
 use crate::cli::args::device::DeviceArgs;
-use crate::cli::loaded::{Loaded, is_bert};
+use crate::cli::loaded::is_bert;
 use crate::cli::options::imported;
 use crate::cli::output;
+use crate::cli::rank_environment::rank_environment;
+use crate::cli::stored_model::StoredModel;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Format {
@@ -44,8 +46,11 @@ pub struct ExportArgs {
     device: DeviceArgs,
 }
 
-/// Writes the model in the asked format.
+/// Writes the model in the asked format. Of several ranks the first does, as it takes the memory of a few parameters only.
 pub fn export(args: &ExportArgs) -> Result<ExitCode> {
+    if rank_environment()?.is_some_and(|rank| rank.rank > 0) {
+        return Ok(ExitCode::SUCCESS);
+    }
     let same = |a: &Path, b: &Path| matches!((a.canonicalize(), b.canonicalize()), (Ok(a), Ok(b)) if a == b);
     if same(&args.load, &args.output) {
         let message = "is the folder of --load, which would be replaced: give another folder";
@@ -60,23 +65,34 @@ pub fn export(args: &ExportArgs) -> Result<ExitCode> {
 }
 
 fn to_hugging_face<M: TrainedModel>(args: &ExportArgs) -> Result<()> {
-    let loaded = Loaded::<M>::open(&args.load, &args.device, args.ema)?;
-    let companions = match &loaded.checkpoint {
+    let StoredModel { model, config, tokenizer, mut weights } =
+        StoredModel::<M>::open(&args.load, &args.device, args.ema)?;
+    let companions = match weights.checkpoint() {
         Some(checkpoint) => CompanionFiles::recorded(&checkpoint.progress().extra),
         None => CompanionFiles::read(&args.load)?,
     };
     if hugging_face::is_folder(&args.output) {
-        imported::check_config::<M>(&args.output, &loaded.config).map_err(|error| {
+        imported::check_config::<M>(&args.output, &config).map_err(|error| {
             let message = format!("{}; it would be replaced: give another folder", error.context());
             Error::config("--output", message)
         })?;
     }
-    loaded.model.export(args.family.as_deref(), &args.output)?;
-    if let Some(weight) = first_not_finite(&loaded.model)? {
+    // The first in the order of the forward pass explains the others.
+    let mut damaged: Vec<(String, String)> = Vec::new();
+    model.export(args.family.as_deref(), &args.output, &mut |param| {
+        let value = weights.read(param)?;
+        damaged
+            .extend(not_finite_in(param.name(), &value)?.map(|what| (param.name().into(), what)));
+        Ok(value)
+    })?;
+    let first = model.params().into_iter().find_map(|param| {
+        damaged.iter().find(|(name, _)| name == param.name()).map(|(_, what)| what)
+    });
+    if let Some(weight) = first {
         output::note(&format!("warning: {weight}; written as it is"));
     }
     companions.write(&args.output)?;
-    let Some(tokenizer) = loaded.tokenizer else { return Ok(()) };
+    let Some(tokenizer) = tokenizer else { return Ok(()) };
     if matches!(tokenizer, Tokenizer::Char(_) | Tokenizer::Byte) {
         output::note(&format!(
             "'{}' has no tokenizer.json: the {} tokenizer exists only in checkpoints, from which generate reads it",

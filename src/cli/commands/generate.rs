@@ -1,18 +1,23 @@
 //! `ferrotron generate`.
 
 use clap::Args;
-use ferrotron::models::generate::{
-    GenerationRequest, Sampling, generate as continue_tokens, generate_batch,
-};
+use ferrotron::models::evaluate::LocalModel;
+use ferrotron::models::generate::{GenerationRequest, Sampling, generate_batch};
+use ferrotron::models::generate_on_ranks::generate_on_ranks;
 use ferrotron::models::gpt::Gpt;
 use ferrotron::models::tokenizer::Tokenizer;
+use ferrotron::nn::Axis;
+use ferrotron::parallel::agreement::Facts;
 use ferrotron::tensor::At;
 use ferrotron::{Error, Result};
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::ops::ControlFlow;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use crate::cli::args::device::DeviceArgs;
+use crate::cli::args::ranks::RankArgs;
+use crate::cli::job::{ModelRank, all_ready_with, run_on_ranks};
 use crate::cli::loaded::{Loaded, is_bert, named_or_newest};
 use crate::cli::output;
 use crate::cli::sample::line_break;
@@ -48,6 +53,8 @@ pub struct GenerateArgs {
     ema: bool,
     #[command(flatten)]
     device: DeviceArgs,
+    #[command(flatten)]
+    ranks: RankArgs,
 }
 
 /// Continues the prompt and prints each piece as it comes; several prompts together, printing all texts at the end.
@@ -58,12 +65,22 @@ pub fn generate(args: &GenerateArgs) -> Result<ExitCode> {
         let message = format!("'{path}' holds a BERT, which continues no text: name a GPT");
         return Err(Error::config("--load", message));
     }
-    let Loaded { model: gpt, tokenizer, .. } = Loaded::<Gpt>::open(&path, &args.device, args.ema)?;
-    let tokenizer = tokenizer.ok_or_else(|| {
-        let message =
-            format!("{0} has no tokenizer: put its tokenizer.json into {0}", path.display());
-        Error::config("--load", message)
-    })?;
+    run_on_ranks(&args.ranks, &args.device, |place| {
+        let (loaded, requests) =
+            all_ready_with(place, prepare(args, &path, place), |(_, requests)| facts(requests))?;
+        print(&loaded, &requests, place)?;
+        Ok(ExitCode::SUCCESS)
+    })
+}
+
+/// Loads the model, or this rank's part of it, and reads what is to be continued.
+fn prepare(
+    args: &GenerateArgs,
+    path: &Path,
+    place: &ModelRank,
+) -> Result<(Loaded<Gpt>, Vec<GenerationRequest>)> {
+    let loaded = Loaded::<Gpt>::open_on(path, &args.device, args.ema, place)?;
+    let tokenizer = tokenizer_of(&loaded, path)?;
     let sampling = Sampling {
         temperature: args.temperature,
         top_k: args.top_k,
@@ -72,28 +89,67 @@ pub fn generate(args: &GenerateArgs) -> Result<ExitCode> {
         end_of_text: tokenizer.end_of_text(),
     };
     sampling.validate()?; // before anything is printed
-    let prompts = prompts(args, &tokenizer)?;
-    if let [prompt] = &prompts[..] {
-        let mut printer = Printer::new(&tokenizer, prompt);
-        let all = continue_tokens(&gpt, prompt, args.max_new_tokens, &sampling, |token| {
-            printer.push(token);
-            ControlFlow::Continue(())
-        });
-        printer.finish();
-        return all.map(|_| ExitCode::SUCCESS);
-    }
-    let request = |prompt: &Vec<u32>| GenerationRequest {
-        prompt: prompt.clone(),
-        max_new_tokens: args.max_new_tokens,
-        sampling,
+    let max_new_tokens = args.max_new_tokens;
+    let request = |prompt| GenerationRequest { prompt, max_new_tokens, sampling };
+    let requests = prompts(args, tokenizer)?.into_iter().map(request).collect();
+    Ok((loaded, requests))
+}
+
+fn tokenizer_of<'a>(loaded: &'a Loaded<Gpt>, path: &Path) -> Result<&'a Tokenizer> {
+    loaded.tokenizer.as_ref().ok_or_else(|| {
+        let message =
+            format!("{0} has no tokenizer: put its tokenizer.json into {0}", path.display());
+        Error::config("--load", message)
+    })
+}
+
+/// What all ranks must know alike.
+fn facts(requests: &[GenerationRequest]) -> Facts {
+    let mut hasher = DefaultHasher::new();
+    requests.iter().for_each(|request| request.prompt.hash(&mut hasher));
+    let prompts = format!("digest {:016x} (texts: {})", hasher.finish(), requests.len());
+    let rule = requests.first().map(|request| (request.max_new_tokens, request.sampling));
+    [("--prompt".to_string(), prompts), ("the choice of tokens".to_string(), format!("{rule:?}"))]
+        .into()
+}
+
+/// Continues a text and prints each piece as it comes, or several and prints all at the end; on the first rank.
+fn print(loaded: &Loaded<Gpt>, requests: &[GenerationRequest], place: &ModelRank) -> Result<()> {
+    let mesh = &place.mesh;
+    let Some(tokenizer) = &loaded.tokenizer else { return Ok(()) };
+    let mut printer = match requests {
+        [request] if mesh.rank() == 0 => Some(Printer::new(tokenizer, &request.prompt)),
+        _ => None,
     };
-    let requests: Vec<GenerationRequest> = prompts.iter().map(request).collect();
-    let texts = generate_batch(&gpt, &requests, |_, _| ControlFlow::Continue(()))?;
-    for (index, text) in texts.iter().enumerate() {
-        output::line(&format!("--- text {} of {}", index + 1, texts.len()));
-        output::line(&tokenizer.decode(text));
+    let on_token = |_, token| {
+        if let Some(printer) = &mut printer {
+            printer.push(token);
+        }
+        ControlFlow::Continue(())
+    };
+    let texts = match mesh.world().size() {
+        1 => generate_batch(&loaded.model, requests, on_token),
+        _ => {
+            let parts = std::slice::from_ref(&loaded.model);
+            let model = LocalModel { parts, config: &loaded.config, scope: &loaded.scope, mesh };
+            // As many at once as give every stage of the pipeline something to do.
+            let own = requests.len().div_ceil(mesh.dp_cp().size());
+            let at_once = own.div_ceil(mesh.axis(Axis::Pipeline).size());
+            generate_on_ranks(&model, requests, at_once, on_token)
+        }
+    };
+    if let Some(printer) = printer {
+        printer.finish();
+        return texts.map(drop);
     }
-    Ok(ExitCode::SUCCESS)
+    let texts = texts?;
+    if mesh.rank() == 0 {
+        for (index, text) in texts.iter().enumerate() {
+            output::line(&format!("--- text {} of {}", index + 1, texts.len()));
+            output::line(&tokenizer.decode(text));
+        }
+    }
+    Ok(())
 }
 
 /// The tokens of each text to continue.
@@ -143,7 +199,7 @@ impl<'a> Printer<'a> {
         }
     }
 
-    fn finish(&mut self) {
+    fn finish(mut self) {
         let text = self.tokenizer.decode(&self.tokens);
         self.print_rest(&text);
         output::line("");

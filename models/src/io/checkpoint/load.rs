@@ -3,7 +3,7 @@
 use ferrotron_nn::{EMA, MASTER, Param, ParamPatterns};
 use ferrotron_parallel::collective::Group;
 use ferrotron_parallel::long_work::run_long;
-use ferrotron_tensor::{DType, Device, Error, Result, ShardSpec, Tensor};
+use ferrotron_tensor::{DType, Error, Result, ShardSpec};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
@@ -251,19 +251,6 @@ impl Checkpoint {
             param.leaf().write_value(|tensor| reader.read(record, param.shard_spec(), tensor))?;
         }
         Ok(())
-    }
-
-    /// All weights, whole, in host memory.
-    pub(super) fn whole_weights(&self) -> Result<Vec<(String, Tensor)>> {
-        let (host, mut reader) = (Device::cpu(1)?, CheckpointReader::new(&self.folder));
-        let weights = self.index.weights();
-        weights
-            .map(|(name, record)| {
-                let mut tensor = Tensor::empty(&host, record.dtype()?, &record.shape)?;
-                reader.read(record, &ShardSpec::unsharded(&record.shape), &mut tensor)?;
-                Ok((name.clone(), tensor))
-            })
-            .collect()
     }
 
     /// The record of a parameter's value.

@@ -57,6 +57,7 @@ mod saved_model;
 mod shards;
 mod share_reader;
 mod shared_load;
+mod single_weights;
 mod slices;
 mod snapshot_buffers;
 mod summary;

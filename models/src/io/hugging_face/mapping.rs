@@ -39,16 +39,10 @@ impl Mapping {
         }
     }
 
-    /// A parameter as it is stored there.
-    pub fn split(self, value: &Tensor) -> Result<Vec<(String, Tensor)>> {
-        let mut start = 0;
-        let Mapping { parts, form } = self;
-        let part = |(name, rows): (String, usize)| {
-            let value = value.narrow(0, start, rows)?;
-            start += rows;
-            Ok((name, to_theirs(form, &value)?))
-        };
-        parts.into_iter().map(part).collect()
+    /// The part with a number of a parameter, as it is stored there.
+    pub fn part(&self, value: &Tensor, number: usize) -> Result<Tensor> {
+        let start = self.parts[..number].iter().map(|(_, rows)| rows).sum();
+        to_theirs(self.form, &value.narrow(0, start, self.parts[number].1)?)
     }
 
     /// A part as it is here.

@@ -28,7 +28,7 @@ mod weights;
 
 pub use companions::CompanionFiles;
 pub use config::read_config;
-pub use export::{export, export_as, export_tokenizer};
+pub use export::{ReadParam, export, export_as, export_from, export_tokenizer};
 pub use files::{common_dtype, is_folder, weights_identity};
 pub use import::{import, read_tokenizer, stored_dtypes, tokenizer_choice, weights};
 pub use model_kind::{ModelKind, model_kind, model_type};

@@ -101,7 +101,7 @@ fn as_stored(param: &Param) -> Result<(String, Tensor)> {
     let value = param.leaf().value()?;
     let (family, config) = config::read_family(&fixture())?;
     let mapping = family.mapping(&config, param.name(), value.dims()[0]).unwrap();
-    Ok(mapping.split(&value)?.remove(0))
+    Ok((mapping.parts[0].0.clone(), mapping.part(&value, 0)?))
 }
 
 /// The fixture's tensors with random bits (NaN, infinities and denormal numbers among them) of `dtype`, which

@@ -86,6 +86,21 @@ impl FolderWeights {
         Ok(())
     }
 
+    /// Reads the value of one parameter, rounded to its dtype. The parameter itself may be on a fake device.
+    ///
+    /// # Errors
+    /// Errors of [`FolderWeights::fill`]; a parameter that is not stored.
+    pub fn read_param(&mut self, param: &Param, device: &Device) -> Result<Tensor> {
+        if self.fresh.contains(param.name()) {
+            return Err(Error::io("hugging_face", self.missing(param.name())));
+        }
+        let place = param.shard_spec();
+        let mut value = Tensor::empty(device, param.leaf().dtype(), place.dims())?;
+        self.copy(param.name(), place, &mut value)?;
+        self.last = None; // a whole parameter is not asked for again
+        Ok(value)
+    }
+
     /// The parameters of the model that the folder has not, and that keep their initial values: those of a new head.
     pub fn fresh(&self) -> impl Iterator<Item = &str> {
         self.fresh.iter().map(String::as_str)

@@ -26,7 +26,7 @@ use ferrotron_nn::{Module, Scope};
 use ferrotron_tensor::{DType, Device, Error, Result};
 use std::path::Path;
 
-use super::export::write_folder;
+use super::export::{ReadParam, write_folder};
 use super::files::open_files;
 use super::mapping::{Form, Mapping};
 use super::weights::{CurrentName, FolderWeights, Naming, stored_weights};
@@ -200,17 +200,7 @@ fn open_weights(
 /// # Errors
 /// A folder that cannot be written or is a checkpoint.
 pub fn export(bert: &Bert, folder: &Path) -> Result<()> {
-    let (params, placement) = (bert.params(), bert.config().norm_placement);
-    let mut tensors = Vec::new();
-    for param in &params {
-        let value = param.leaf().value()?;
-        let Some(mapping) = mapping(param.name(), value.dims()[0], placement) else {
-            return Err(Error::config("hugging_face", format!("BERT has no '{}'", param.name())));
-        };
-        tensors.extend(mapping.split(&value)?);
-    }
-    let config = write_config(bert.config(), params[0].compute_dtype());
-    write_folder(folder, &config, tensors)
+    export_from(bert, None, folder, &mut |param| param.leaf().value())
 }
 
 /// Exports as [`export`] does, if `model_type` is the one that the model has there.
@@ -218,14 +208,38 @@ pub fn export(bert: &Bert, folder: &Path) -> Result<()> {
 /// # Errors
 /// Errors of [`export`]; another `model_type`.
 pub fn export_as(bert: &Bert, model_type: &str, folder: &Path) -> Result<()> {
-    let own = config::model_type(bert.config().norm_placement);
-    if model_type == own {
-        return export(bert, folder);
+    export_from(bert, Some(model_type), folder, &mut |param| param.leaf().value())
+}
+
+/// Exports as [`export`] or [`export_as`] does a model whose parameters need not be in memory, as
+/// [`export_from`](super::export_from) does for a GPT.
+///
+/// # Errors
+/// Errors of [`export_as`] and of `read`.
+pub fn export_from(
+    bert: &Bert,
+    model_type: Option<&str>,
+    folder: &Path,
+    read: &mut ReadParam,
+) -> Result<()> {
+    let (params, placement) = (bert.params(), bert.config().norm_placement);
+    let own = config::model_type(placement);
+    if let Some(model_type) = model_type.filter(|model_type| *model_type != own) {
+        let message = format!(
+            "this model cannot be a Hugging Face {model_type}: a BERT with its norm-placement is a {own}"
+        );
+        return Err(Error::config("hugging_face", message));
     }
-    let message = format!(
-        "this model cannot be a Hugging Face {model_type}: a BERT with its norm-placement is a {own}"
-    );
-    Err(Error::config("hugging_face", message))
+    let mapped = params.iter().map(|param| {
+        let rows = param.shard_spec().global_dims()[0];
+        let mapping = mapping(param.name(), rows, placement).ok_or_else(|| {
+            Error::config("hugging_face", format!("BERT has no '{}'", param.name()))
+        })?;
+        Ok((param, mapping))
+    });
+    let mapped = mapped.collect::<Result<Vec<_>>>()?;
+    let config = write_config(bert.config(), params[0].compute_dtype());
+    write_folder(folder, &config, &mapped, read)
 }
 
 #[cfg(test)]

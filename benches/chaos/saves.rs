@@ -3,15 +3,17 @@
 //! command line. After each fault the latest checkpoint must load, with all checksums, and be no older than before.
 
 use ferrotron::tensor::RandomKey;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
+use super::processes::{end, kill};
+use super::write_faults::{self, INPUT_OUTPUT, NO_SPACE};
+
 /// Longest that a run may take to end after its writes have failed.
 const LIMIT: Duration = Duration::from_secs(120);
-/// ENOSPC and EIO of Linux.
-const FAULTS: [(&str, i32); 2] = [("ENOSPC", 28), ("EIO", 5)];
+const FAULTS: [(&str, i32); 2] = [("ENOSPC", NO_SPACE), ("EIO", INPUT_OUTPUT)];
 
 /// A model, and how often it is disturbed.
 struct Case {
@@ -58,7 +60,7 @@ const CASES: [Case; 2] = [
 pub fn soak(name: &str, folder: &Path, saves: u64, seconds: u64) -> Result<(), String> {
     let case = CASES.iter().find(|case| case.name == name);
     let case = case.ok_or_else(|| format!("there is no '{name}': small or gpt2-124m"))?;
-    let shim = compile(folder);
+    let shim = write_faults::compile(folder);
     let key = RandomKey::new(std::process::id().into(), 0, "saves");
     let (started, mut number) = (Instant::now(), 0_u64);
     let mut counts = [0_u64; 3];
@@ -69,9 +71,7 @@ pub fn soak(name: &str, folder: &Path, saves: u64, seconds: u64) -> Result<(), S
         let kind = if shim.is_some() { (draw(1) * 3.0) as usize } else { 0 };
         let mut command = command(case, layout, folder);
         if let (Some(shim), 1..) = (&shim, kind) {
-            command.env("LD_PRELOAD", shim);
-            command.env("FAULT_BYTES", format!("{:.0}", draw(2) * case.bytes));
-            command.env("FAULT_ERRNO", FAULTS[kind - 1].1.to_string());
+            write_faults::inject(&mut command, shim, draw(2) * case.bytes, FAULTS[kind - 1].1);
         }
         let mut child = command.spawn().expect("the program starts");
         let what = match kind {
@@ -83,7 +83,9 @@ pub fn soak(name: &str, folder: &Path, saves: u64, seconds: u64) -> Result<(), S
             }
             _ => FAULTS[kind - 1].0,
         };
-        end(&mut child).ok_or_else(|| format!("after {what} it still runs, {LIMIT:?} later"))?;
+        if !end(&mut child, LIMIT) {
+            return Err(format!("after {what} it still runs, {LIMIT:?} later"));
+        }
         counts[kind] += 1;
         number += 1;
         verify(folder)?;
@@ -145,41 +147,4 @@ fn wait_for_a_save(child: &mut Child, folder: &Path, before: u64) {
         }
         sleep(Duration::from_millis(5));
     }
-}
-
-/// Kills the program and the ranks that it has started.
-fn kill(child: &mut Child) {
-    let tasks = format!("/proc/{0}/task/{0}/children", child.id());
-    let ranks = std::fs::read_to_string(tasks).unwrap_or_default();
-    // Ranks that have ended meanwhile cannot be killed.
-    let _ = child.kill();
-    if !ranks.is_empty() {
-        let _ = Command::new("kill").arg("-9").args(ranks.split_whitespace()).status();
-    }
-}
-
-/// Waits for the end; nothing if it takes too long.
-fn end(child: &mut Child) -> Option<()> {
-    let started = Instant::now();
-    while started.elapsed() < LIMIT {
-        if child.try_wait().expect("it can be waited for").is_some() {
-            return Some(());
-        }
-        sleep(Duration::from_millis(10));
-    }
-    kill(child);
-    None
-}
-
-/// The library that lets writes fail, if there is a C compiler.
-fn compile(folder: &Path) -> Option<PathBuf> {
-    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/benches/kill/write_faults.c");
-    let library = folder.join("write_faults.so");
-    let mut command = Command::new("cc");
-    command.args(["-shared", "-fPIC", "-O1", "-o"]).arg(&library).args([source, "-ldl"]);
-    let compiled = command.status().is_ok_and(|status| status.success());
-    if !compiled {
-        println!("skipped: ENOSPC and EIO, because there is no C compiler 'cc'");
-    }
-    compiled.then_some(library)
 }
