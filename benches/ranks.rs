@@ -8,7 +8,7 @@
 use ferrotron::models::bench::{BenchConfig, median, trainer};
 use ferrotron::models::gpt::GptConfig;
 use ferrotron::parallel::collective::{
-    RankConfig, Transport, World, WorldConfig, run_rank_process, run_threads,
+    Encryption, RankConfig, Transport, World, WorldConfig, run_rank_process, run_threads,
 };
 use ferrotron::parallel::mesh::{Mesh, ParallelDims};
 use ferrotron::parallel::tensor_parallel::SequenceParallel;
@@ -142,6 +142,7 @@ fn rank_process(steps: usize, ranks: usize, tp: usize, rank: usize, port: u16) -
         secret: None,
         job_id: None,
         transport: Transport::Auto,
+        encryption: Encryption::BetweenHosts,
         world: WorldConfig::default(),
     };
     run_rank_process(&config, |world| time(&world, steps, tp))

@@ -113,6 +113,7 @@ fn child_rank() {
         secret: None,
         job_id: None,
         transport: Transport::Tcp,
+        encryption: Encryption::BetweenHosts,
         world: WorldConfig { timeout: Duration::from_secs(30) },
     };
     let ended = run_rank_process(&config, |world| {

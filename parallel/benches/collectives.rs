@@ -10,7 +10,7 @@
 //! beside it, which are timed in the same way.
 
 use ferrotron_parallel::collective::{
-    Group, RankConfig, Reduction, Transport, World, WorldConfig, run_rank_process,
+    Encryption, Group, RankConfig, Reduction, Transport, World, WorldConfig, run_rank_process,
 };
 use ferrotron_tensor::{Category, DType, Device, Error, FlatBuffer, Result};
 use std::process::{Command, Stdio};
@@ -27,17 +27,20 @@ fn main() -> Result<()> {
         })
     };
     let (ranks, max_bytes) = (number(0, 2)?, number(2, 256 << 20)?);
-    let transport = match args.get(1).map_or("auto", String::as_str) {
-        "tcp" => Transport::Tcp,
+    let name = args.get(1).map_or("auto", String::as_str);
+    let transport = match name {
+        "tcp" | "sealed" => Transport::Tcp,
         "auto" => Transport::Auto,
-        other => return Err(Error::config("bench", format!("'{other}' is neither tcp nor auto"))),
+        other => {
+            let what = format!("'{other}' is none of tcp, sealed and auto");
+            return Err(Error::config("bench", what));
+        }
     };
     let (rank, port) = (number(3, 0)?, number(4, free_port()?)?);
     let io = |error: std::io::Error| Error::io("bench", error.to_string());
     let mut others = Vec::new();
     if args.len() < 4 {
         let program = std::env::current_exe().map_err(io)?;
-        let name = if transport == Transport::Tcp { "tcp" } else { "auto" };
         for rank in 1..ranks {
             let numbers = [max_bytes, rank, port].map(|n| n.to_string());
             let mut command = Command::new(&program);
@@ -53,6 +56,7 @@ fn main() -> Result<()> {
         secret: None,
         job_id: None,
         transport,
+        encryption: if name == "sealed" { Encryption::Always } else { Encryption::default() },
         world: WorldConfig::default(),
     };
     run_rank_process(&config, |world| time_all(&world, max_bytes))?;

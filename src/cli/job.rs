@@ -116,6 +116,7 @@ pub fn connect<T>(
         secret: std::env::var(JOB_SECRET).ok().filter(|secret| !secret.is_empty()),
         job_id: rank.job_id.clone(),
         transport: args.transport(),
+        encryption: args.encryption(),
         world: WorldConfig { timeout: args.timeout() },
     };
     run_rank_process(&config, f)

@@ -54,7 +54,7 @@ fn a_second_run_is_refused_until_the_first_one_has_ended() {
         let message = String::from_utf8_lossy(&output.stderr).into_owned();
         assert_eq!(output.status.code(), Some(2), "{arguments:?}: {message}");
         assert_eq!(message.lines().count(), 1, "{message}");
-        for part in ["is used by another run", &holder, "started \"20", "--save"] {
+        for part in ["is used by another run", &holder, "s ago)", "--save"] {
             assert!(message.contains(part), "{arguments:?} lacks {part}: {message}");
         }
         assert!(steps() >= before && staging.exists());

@@ -49,7 +49,8 @@ pub struct RunLock {
 struct Holder {
     host: String,
     process: u32,
-    started: String,
+    /// Seconds since 1970.
+    started: u64,
 }
 
 impl RunLock {
@@ -74,7 +75,7 @@ impl RunLock {
         let holder = Holder {
             host: rustix::system::uname().nodename().to_string_lossy().into_owned(),
             process: std::process::id(),
-            started: humantime::format_rfc3339_seconds(SystemTime::now()).to_string(),
+            started: since_1970(),
         };
         let text = serde_json::to_string(&holder).unwrap_or_default() + "\n";
         file.set_len(0).and_then(|()| file.write_all(text.as_bytes())).map_err(fail)?;
@@ -145,13 +146,19 @@ pub(super) fn try_for_a_moment(
     }
 }
 
+/// Seconds since 1970, by the clock of this machine.
+fn since_1970() -> u64 {
+    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs()
+}
+
 /// The error that names who holds the lock.
 fn used(folder: &Path, file: &mut File) -> Error {
     let mut text = String::new();
     let read = file.take(4096).read_to_string(&mut text).is_ok();
     let holder = match serde_json::from_str::<Holder>(&text) {
         Ok(Holder { host, process, started }) if read => {
-            format!("process {process} on {host:?}, started {started:?}")
+            let ago = Duration::from_secs(since_1970().saturating_sub(started));
+            format!("process {process} on {host:?}, started {ago:?} ago")
         }
         _ => "it has not written yet who it is".to_string(),
     };

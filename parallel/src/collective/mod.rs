@@ -25,7 +25,9 @@ use ferrotron_tensor::Result;
 pub use call::{Call, Op, Reduction};
 pub use ferrotron_tensor::partition_range;
 pub use group::Group;
-pub use host::{RankConfig, Transport, World, WorldConfig, run_rank_process, run_threads};
+pub use host::{
+    Encryption, RankConfig, Transport, World, WorldConfig, run_rank_process, run_threads,
+};
 pub use memory::{Buffer, Bytes, Memory};
 pub use nccl::NcclConfig;
 pub use work::{Completion, Work};

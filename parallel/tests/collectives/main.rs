@@ -111,6 +111,25 @@ for_every_backend! {
     shared_memory Backend::SharedMemory;
 }
 
+/// What is sealed goes through TCP as everything else does: what is the same from there on is not tried again.
+mod sealed_tcp {
+    use crate::worlds::Backend;
+    const BACKEND: Backend = Backend::SealedTcp;
+
+    cases!(operations:
+        all_reduce_gives_every_rank_the_reduction,
+        reduce_scatter_gives_every_rank_its_part,
+        all_gather_gives_every_rank_all_parts,
+        rooted_operations_move_what_they_name,
+        all_to_all_sends_part_i_to_rank_i,
+        messages_pass_between_two_ranks_and_round_a_ring,
+        flats_are_reduced_where_they_lie,
+    );
+    cases!(sums: narrow_floats_are_rounded_once,);
+    cases!(flight: groups_do_not_wait_for_one_another, work_that_nobody_waits_for_is_done,);
+    cases!(faults: a_late_rank_is_named, a_rank_that_leaves_early_is_named,);
+}
+
 /// Tensors of a GPU go through memory of the host: what is the same from there on is not tried again.
 mod one_gpu {
     use crate::worlds::Backend;

@@ -1,7 +1,7 @@
 //! Worlds of some ranks, over every backend.
 
 use ferrotron_parallel::collective::{
-    RankConfig, Transport, World, WorldConfig, run_rank_process, run_threads,
+    Encryption, RankConfig, Transport, World, WorldConfig, run_rank_process, run_threads,
 };
 use ferrotron_tensor::Result;
 use std::ops::RangeInclusive;
@@ -17,6 +17,8 @@ pub enum Backend {
     Threads,
     /// TCP over the loopback interface.
     Tcp,
+    /// TCP over the loopback interface, sealed as between machines.
+    SealedTcp,
     /// Memory that processes of a machine share.
     SharedMemory,
     /// Threads of this process, on one GPU.
@@ -53,6 +55,10 @@ impl Backend {
         match self {
             Backend::Threads => run_threads(size, &WorldConfig { timeout }, f),
             Backend::Tcp => run_ranks(size, timeout, Transport::Tcp, f),
+            Backend::SealedTcp => {
+                let first = rank_config(0, size, timeout, Transport::Tcp);
+                run_ranks_as(RankConfig { encryption: Encryption::Always, ..first }, f)
+            }
             Backend::SharedMemory => run_ranks(size, timeout, Transport::Auto, f),
             Backend::OneGpu => {
                 run_threads(size, &WorldConfig { timeout }, |world| on_gpu(0, || f(world)))
@@ -97,7 +103,15 @@ fn run_ranks<T: Send>(
     transport: Transport,
     f: impl Fn(World) -> Result<T> + Sync,
 ) -> Vec<Result<T>> {
-    let first = rank_config(0, size, timeout, transport);
+    run_ranks_as(rank_config(0, size, timeout, transport), f)
+}
+
+/// Runs `f` on all ranks of the job of rank 0 whose configuration is `first`.
+fn run_ranks_as<T: Send>(
+    first: RankConfig,
+    f: impl Fn(World) -> Result<T> + Sync,
+) -> Vec<Result<T>> {
+    let size = first.size;
     std::thread::scope(|scope| {
         let (first, f) = (&first, &f);
         let run = |rank| move || run_rank_process(&RankConfig { rank, ..first.clone() }, f);
@@ -121,6 +135,7 @@ pub fn rank_config(
         secret: Some("open sesame".to_string()),
         job_id: None,
         transport,
+        encryption: Encryption::BetweenHosts,
         world: WorldConfig { timeout },
     }
 }

@@ -5,7 +5,7 @@ use ferrotron_models::data::Sampler;
 use ferrotron_models::gpt::Gpt;
 use ferrotron_models::trainer::Trainer;
 use ferrotron_parallel::collective::{
-    Group, RankConfig, Reduction, Transport, WorldConfig, run_rank_process,
+    Encryption, Group, RankConfig, Reduction, Transport, WorldConfig, run_rank_process,
 };
 use ferrotron_parallel::mesh::Mesh;
 use ferrotron_tensor::{DType, Device, Error, Result, Tensor};
@@ -105,6 +105,7 @@ fn measured() -> Result<Vec<Vec<f64>>> {
             secret: None,
             job_id: None,
             transport: Transport::Auto,
+            encryption: Encryption::BetweenHosts,
             world: WorldConfig { timeout: TIMEOUT },
         };
         run_rank_process(&config, |world| {

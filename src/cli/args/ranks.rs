@@ -1,7 +1,7 @@
 //! The options by which ranks are started, meet and share a model, with Megatron's names.
 
 use clap::{Args, ValueEnum};
-use ferrotron::parallel::collective::Transport;
+use ferrotron::parallel::collective::{Encryption, Transport};
 use ferrotron::parallel::mesh::ParallelDims;
 use ferrotron::{Error, Result};
 use std::time::Duration;
@@ -10,6 +10,13 @@ use std::time::Duration;
 pub enum TransportArg {
     Auto,
     Tcp,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum EncryptionArg {
+    BetweenHosts,
+    Always,
+    Never,
 }
 
 #[derive(Debug, Clone, Args)]
@@ -39,6 +46,10 @@ pub struct RankArgs {
     /// between machines
     #[arg(long, value_name = "WHICH", value_enum, default_value = "auto")]
     pub transport: TransportArg,
+    /// Connections between ranks that are encrypted: those between machines, all but shared memory, or none, if no rank
+    /// wants otherwise. NCCL's never are
+    #[arg(long, value_name = "WHICH", value_enum, default_value = "between-hosts")]
+    pub rank_encryption: EncryptionArg,
 }
 
 impl RankArgs {
@@ -64,6 +75,15 @@ impl RankArgs {
         match self.transport {
             TransportArg::Auto => Transport::Auto,
             TransportArg::Tcp => Transport::Tcp,
+        }
+    }
+
+    /// The connections that are encrypted.
+    pub fn encryption(&self) -> Encryption {
+        match self.rank_encryption {
+            EncryptionArg::BetweenHosts => Encryption::BetweenHosts,
+            EncryptionArg::Always => Encryption::Always,
+            EncryptionArg::Never => Encryption::Never,
         }
     }
 }

@@ -45,6 +45,7 @@ const NOT_REMEMBERED: &[&str] = &[
     "rendezvous-port",
     "distributed-timeout-minutes",
     "transport",
+    "rank-encryption",
 ];
 
 /// Options that each rank may have its own values of.
@@ -56,6 +57,7 @@ pub const MAY_DIFFER: &[&str] = &[
     "rendezvous-port",
     "distributed-timeout-minutes",
     "transport",
+    "rank-encryption",
 ];
 
 /// The options that shard the model over ranks.

@@ -16,6 +16,6 @@ mod runtime;
 mod silence;
 mod transport;
 
-pub use rendezvous::{RankConfig, Transport, run_rank_process};
+pub use rendezvous::{Encryption, RankConfig, Transport, run_rank_process};
 pub use runtime::threads::run_threads;
 pub use runtime::world::{World, WorldConfig};

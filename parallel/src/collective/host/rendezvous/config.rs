@@ -12,6 +12,19 @@ pub enum Transport {
     Tcp,
 }
 
+/// The connections between ranks whose bytes nobody else can read or change.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[repr(u8)]
+pub enum Encryption {
+    /// Those between machines.
+    #[default]
+    BetweenHosts,
+    /// All, but for shared memory. One rank that wants it is enough.
+    Always,
+    /// None, if no rank wants otherwise: the network between machines must be trusted.
+    Never,
+}
+
 /// The place of this process in its job.
 #[derive(Debug, Clone)]
 pub struct RankConfig {
@@ -30,6 +43,8 @@ pub struct RankConfig {
     pub job_id: Option<String>,
     /// The transport of data.
     pub transport: Transport,
+    /// The connections that are encrypted, by keys that follow from the secret and random numbers.
+    pub encryption: Encryption,
     /// The configuration that all ranks have alike. Its timeout also bounds the rendezvous.
     pub world: WorldConfig,
 }

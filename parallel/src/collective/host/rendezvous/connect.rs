@@ -7,6 +7,7 @@ use tokio::net::TcpStream;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use super::auth::Secret;
+use super::connection::Connection;
 use super::frame::{self, Admission, Introduction};
 use crate::descriptors::explained;
 
@@ -21,18 +22,18 @@ pub async fn connect_once(
     address: SocketAddr,
     secret: &Secret,
     introduction: &Introduction,
-) -> io::Result<(TcpStream, Admission)> {
+) -> io::Result<(Connection, Admission)> {
     let reached = timeout(REACHED, TcpStream::connect(address)).await;
-    let mut stream = reached.unwrap_or(Err(ErrorKind::TimedOut.into())).map_err(explained)?;
+    let stream = reached.unwrap_or(Err(ErrorKind::TimedOut.into())).map_err(explained)?;
     // While nobody listens at a port of connections, the system may connect a socket to itself.
     if stream.local_addr()? == stream.peer_addr()? {
         return Err(ErrorKind::ConnectionRefused.into());
     }
     stream.set_nodelay(true)?;
-    secret.connect(&mut stream).await?;
-    frame::write(&mut stream, introduction).await?;
-    let admission = frame::read(&mut stream).await?;
-    Ok((stream, admission))
+    let mut connection = secret.connect(stream).await?;
+    frame::write(&mut connection, introduction).await?;
+    let admission = frame::read(&mut connection).await?;
+    Ok((connection, admission))
 }
 
 /// Connects to a rank, which `listens` already, so that it is gone if nobody does, or may not listen yet.
@@ -44,12 +45,12 @@ pub async fn connect(
     secret: &Secret,
     introduction: &Introduction,
     deadline: Instant,
-) -> io::Result<TcpStream> {
+) -> io::Result<Connection> {
     loop {
         let late = Err(ErrorKind::TimedOut.into());
         let attempt = connect_once(address, secret, introduction);
         let error = match timeout_at(deadline, attempt).await.unwrap_or(late) {
-            Ok((stream, Admission::Admitted)) => return Ok(stream),
+            Ok((connection, Admission::Admitted)) => return Ok(connection),
             Ok((_, Admission::Refused(why))) => io::Error::new(ErrorKind::PermissionDenied, why),
             Ok(_) => io::Error::new(ErrorKind::InvalidData, "it answers something else"),
             Err(error) => error,

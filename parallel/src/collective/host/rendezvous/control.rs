@@ -24,6 +24,7 @@ use tokio::time::{Instant, timeout, timeout_at};
 use super::super::runtime::census::{Census, Query};
 use super::super::runtime::world_health::{Answer, Entry, Reply, WorldHealth};
 use super::super::transport::connect::GroupId;
+use super::connection::Connection;
 use super::frame::{self, Body, ControlMessage};
 use crate::collective::ControlVolume;
 use crate::collective::tree;
@@ -98,9 +99,9 @@ impl Control {
     /// Sends and receives messages over a connection to a neighbour in the tree.
     ///
     /// Errors if that rank is none, or is connected already.
-    pub fn attach(self: &Arc<Self>, peer: usize, stream: TcpStream) -> Result<(), String> {
-        keep_alive(&stream);
-        let (reader, writer) = stream.into_split();
+    pub fn attach(self: &Arc<Self>, peer: usize, connection: Connection) -> Result<(), String> {
+        keep_alive(connection.stream());
+        let (reader, writer) = tokio::io::split(connection);
         self.attach_halves(peer, reader, writer)
     }
 

@@ -142,6 +142,7 @@ pub async fn write<T: Serialize>(
     let mut bytes = (text.len() as u32).to_le_bytes().to_vec();
     bytes.extend(text);
     stream.write_all(&bytes).await?;
+    stream.flush().await?;
     Ok(bytes.len())
 }
 

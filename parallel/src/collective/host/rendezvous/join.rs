@@ -7,7 +7,7 @@ use std::io::ErrorKind;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::net::{TcpListener, TcpStream, lookup_host};
+use tokio::net::{TcpListener, lookup_host};
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio::time::{Instant, timeout_at};
 
@@ -15,6 +15,7 @@ use super::super::runtime::world_health::WorldHealth;
 use super::auth::{self, Secret};
 use super::config::RankConfig;
 use super::connect::{PAUSE, connect};
+use super::connection::Connection;
 use super::connections::Connections;
 use super::control::Control;
 use super::frame::{self, Admission, Introduction, Purpose};
@@ -175,7 +176,7 @@ async fn welcome(
     control.know(0, own);
     let incarnation = control.incarnation().await.unwrap_or_default();
     // Ranks whose parents have not come.
-    let mut waiting: BTreeMap<usize, TcpStream> = BTreeMap::new();
+    let mut waiting: BTreeMap<usize, Connection> = BTreeMap::new();
     let mut turned_away: Vec<TurnedAway> = Vec::new();
     let mut missing: BTreeSet<usize> = (1..size).collect();
     while !missing.is_empty() {
@@ -284,7 +285,7 @@ fn reason(shared: &WorldHealth) -> Error {
 }
 
 /// Tells a rank that there is no place for it.
-async fn refuse(stream: &mut TcpStream, why: String) {
+async fn refuse(stream: &mut Connection, why: String) {
     let _ = frame::write(stream, &Admission::Refused(format!("{why}; {ANOTHER_PORT}"))).await;
 }
 
@@ -308,7 +309,7 @@ fn failed(what: String) -> Error {
 
 #[cfg(test)]
 mod tests {
-    use super::super::config::Transport;
+    use super::super::config::{Encryption, Transport};
     use super::*;
     use crate::collective::WorldConfig;
     use tokio::task::{LocalSet, spawn_local};
@@ -332,11 +333,12 @@ mod tests {
                     secret: None,
                     job_id: None,
                     transport: Transport::Tcp,
+                    encryption: Encryption::BetweenHosts,
                     world: WorldConfig { timeout: limit },
                 };
                 let shared = WorldHealth::new();
                 let control = Control::start(rank, 3, &shared);
-                let secret = Secret::new(None);
+                let secret = Secret::new(None, Encryption::BetweenHosts);
                 let met = meet(&config, connecting, &secret, &shared, &control).await;
                 let error = met.err().expect("rank 1 is not there").to_string();
                 shared.fail(&error); // as its process does
@@ -345,7 +347,7 @@ mod tests {
             let [first, last] = [0, 2].map(|number| spawn_local(rank(number)));
             let purpose = Purpose::Join { size: 3, port: 1 };
             let join = Introduction { job_id: None, rank: 1, incarnation: None, purpose };
-            let secret = Secret::new(None);
+            let secret = Secret::new(None, Encryption::BetweenHosts);
             let joined = connect(0, (address, false), &secret, &join, Instant::now() + limit).await;
             let mut joined = joined.unwrap();
             let answer: Admission = frame::read(&mut joined).await.unwrap();

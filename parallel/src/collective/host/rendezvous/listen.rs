@@ -6,7 +6,7 @@ use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::TcpListener;
 use tokio::sync::mpsc::UnboundedSender;
 use tokio::task::{AbortHandle, spawn_local};
 use tokio::time::{sleep, timeout};
@@ -15,6 +15,7 @@ use super::super::runtime::world_health::WorldHealth;
 use super::super::transport::connect::GroupId;
 use super::auth::Secret;
 use super::config::Transport;
+use super::connection::Connection;
 use super::connections::{Connections, Decision};
 use super::control::Control;
 use super::frame::{self, Admission, Introduction, Purpose};
@@ -43,7 +44,7 @@ pub struct Joined {
     /// Address at which it listens.
     pub address: SocketAddr,
     /// The connection, over which it hears where its parent is.
-    pub stream: TcpStream,
+    pub stream: Connection,
 }
 
 /// A process that has come to rank 0 but cannot belong to the job.
@@ -94,7 +95,7 @@ pub struct Entrance {
 pub async fn listen(listener: TcpListener, rank: usize, entrance: Entrance) {
     let mut strangers: VecDeque<AbortHandle> = VecDeque::new();
     loop {
-        let (mut stream, address) = match listener.accept().await.map_err(explained) {
+        let (stream, address) = match listener.accept().await.map_err(explained) {
             Ok(accepted) => accepted,
             Err(error) => {
                 sleep(PAUSE).await;
@@ -121,10 +122,10 @@ pub async fn listen(listener: TcpListener, rank: usize, entrance: Entrance) {
         }
         let entrance = entrance.clone();
         let stranger = spawn_local(async move {
-            match timeout(HANDSHAKE_TIMEOUT, entrance.secret.accept(&mut stream)).await {
+            match timeout(HANDSHAKE_TIMEOUT, entrance.secret.accept(stream)).await {
                 // No stranger any more.
-                Ok(Ok(())) => {
-                    drop(spawn_local(entrance.admit(stream, address, rank)));
+                Ok(Ok(connection)) => {
+                    drop(spawn_local(entrance.admit(connection, address, rank)));
                 }
                 Ok(Err(error)) if error.kind() == ErrorKind::PermissionDenied => {
                     entrance.turned_away(address, error.to_string());
@@ -139,11 +140,11 @@ pub async fn listen(listener: TcpListener, rank: usize, entrance: Entrance) {
 impl Entrance {
     async fn admit(
         self,
-        mut stream: TcpStream,
+        mut stream: Connection,
         address: SocketAddr,
         own: usize,
     ) -> std::io::Result<()> {
-        stream.set_nodelay(true)?;
+        stream.stream().set_nodelay(true)?;
         let introduction = timeout(HANDSHAKE_TIMEOUT, frame::read(&mut stream));
         let Introduction { job_id, rank, incarnation, purpose } = introduction.await??;
         let named = |id: &Option<String>| match id {
@@ -198,7 +199,7 @@ impl Entrance {
         group: GroupId,
         rank: usize,
         own: usize,
-        mut stream: TcpStream,
+        mut stream: Connection,
     ) -> std::io::Result<()> {
         let answer = match self.connections.admit(group, rank) {
             Decision::Admitted => Admission::Admitted,
@@ -248,9 +249,11 @@ impl Entrance {
 
 #[cfg(test)]
 mod tests {
+    use super::super::config::Encryption;
     use super::*;
     use std::time::Instant;
     use tokio::io::AsyncReadExt;
+    use tokio::net::TcpStream;
     use tokio::task::LocalSet;
 
     #[test]
@@ -259,7 +262,8 @@ mod tests {
         LocalSet::new().block_on(&runtime, async {
             let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
             let address = listener.local_addr().unwrap();
-            let (secret, shared) = (Secret::new(Some("sesame")), WorldHealth::new());
+            let (secret, shared) =
+                (Secret::new(Some("sesame"), Encryption::Always), WorldHealth::new());
             let control = Control::start(0, 4, &shared);
             control.incarnate(5);
             let entrance = Entrance {
@@ -277,8 +281,8 @@ mod tests {
             for _ in 0..MAX_UNAUTHENTICATED + 10 {
                 silent.push(TcpStream::connect(address).await.unwrap());
             }
-            let mut rank = TcpStream::connect(address).await.unwrap();
-            secret.connect(&mut rank).await.unwrap();
+            let rank = TcpStream::connect(address).await.unwrap();
+            let mut rank = secret.connect(rank).await.unwrap();
             let purpose = Purpose::Pipe { group: 7 };
             let introduction =
                 Introduction { job_id: None, rank: 3, incarnation: Some(5), purpose };
@@ -293,8 +297,8 @@ mod tests {
             for (other, want) in
                 [(other_job, "job 'B'"), (earlier, other_start), (child, other_start)]
             {
-                let mut stream = TcpStream::connect(address).await.unwrap();
-                secret.connect(&mut stream).await.unwrap();
+                let stream = TcpStream::connect(address).await.unwrap();
+                let mut stream = secret.connect(stream).await.unwrap();
                 frame::write(&mut stream, &other).await.unwrap();
                 let answer: Admission = frame::read(&mut stream).await.unwrap();
                 assert!(matches!(answer, Admission::Refused(why) if why.contains(want)), "{want}");

@@ -3,6 +3,7 @@
 mod auth;
 mod config;
 mod connect;
+mod connection;
 mod connections;
 mod control;
 mod frame;
@@ -11,7 +12,7 @@ mod listen;
 mod net_rendezvous;
 mod pipes;
 
-pub use config::{RankConfig, Transport};
+pub use config::{Encryption, RankConfig, Transport};
 
 use ferrotron_tensor::{Error, Result};
 use std::sync::{Arc, mpsc};
@@ -30,7 +31,7 @@ use net_rendezvous::NetRendezvous;
 /// or panics, the calls of all other ranks end.
 ///
 /// ```
-/// use ferrotron_parallel::collective::{RankConfig, Transport, WorldConfig, run_rank_process};
+/// use ferrotron_parallel::collective::{Encryption, RankConfig, Transport, WorldConfig, run_rank_process};
 /// let config = RankConfig {
 ///     rank: 0, // of one: there is no other rank to wait for
 ///     size: 1,
@@ -39,6 +40,7 @@ use net_rendezvous::NetRendezvous;
 ///     secret: None,
 ///     job_id: None,
 ///     transport: Transport::Auto,
+///     encryption: Encryption::BetweenHosts,
 ///     world: WorldConfig::default(),
 /// };
 /// run_rank_process(&config, |world| Ok(assert_eq!(world.size(), 1)))?;
@@ -84,8 +86,10 @@ fn meet(
     let (config, shared, timeout) = (config.clone(), shared.clone(), config.world.timeout);
     progress.serve(move || async move {
         let RankConfig { rank, size, .. } = config;
-        let (secret, control) =
-            (Secret::new(config.secret.as_deref()), Control::start(rank, size, &shared));
+        let (secret, control) = (
+            Secret::new(config.secret.as_deref(), config.encryption),
+            Control::start(rank, size, &shared),
+        );
         let met = join::meet(&config, CONNECTING, &secret, &shared, &control).await;
         if let Err(error) = &met {
             shared.fail(&error.to_string()); // those who have come already wait for the others

@@ -159,11 +159,11 @@ impl NetRendezvous {
         let note = |stands: String| self.connections.note(group, peer, stands);
         note(format!("rank {peer} does not answer at {address}"));
         let connected = connect_once(address, &self.secret, &introduction).await;
-        let (stream, admission) = connected.inspect_err(|error| {
+        let (connection, admission) = connected.inspect_err(|error| {
             note(format!("rank {peer} cannot be reached at {address}: {error}"));
         })?;
         match admission {
-            Admission::Admitted => Ok(Attempt::Made(pipes(stream, self.transport).await?)),
+            Admission::Admitted => Ok(Attempt::Made(pipes(connection, self.transport).await?)),
             Admission::Crossed => Ok(Attempt::Crossed),
             Admission::Left => Ok(Attempt::Left),
             Admission::Refused(why) => Err(io::Error::new(ErrorKind::PermissionDenied, why)),
@@ -195,10 +195,13 @@ pub fn seen_from_here(mut address: SocketAddr, first: IpAddr) -> SocketAddr {
 #[cfg(test)]
 mod tests {
     use super::super::super::runtime::world_health::WorldHealth;
+    use super::super::config::Encryption;
+    use super::super::connection::Connection;
+    use super::super::connection::tests::sockets;
     use super::super::connections::Decision;
     use super::super::frame;
     use super::*;
-    use tokio::net::{TcpListener, TcpStream};
+    use tokio::net::TcpListener;
     use tokio::task::LocalSet;
     use tokio::time::timeout;
 
@@ -212,7 +215,7 @@ mod tests {
         NetRendezvous {
             rank,
             first: address.ip(),
-            secret: Secret::new(None),
+            secret: Secret::new(None, Encryption::BetweenHosts),
             job_id: None,
             transport: Transport::Tcp,
             connections: Arc::new(Connections::new(rank)),
@@ -260,13 +263,9 @@ mod tests {
                 sleep(PAUSE).await;
                 assert!(rendezvous.connections.is_connecting(7, 4));
                 assert_eq!(rendezvous.connections.admit(7, 4), Decision::Admitted);
-                let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-                let connect = TcpStream::connect(listener.local_addr().unwrap());
-                let (one, other) = tokio::join!(connect, listener.accept());
-                let both = tokio::join!(
-                    pipes(one.unwrap(), Transport::Tcp),
-                    pipes(other.unwrap().0, Transport::Tcp)
-                );
+                let (one, other) = sockets().await;
+                let [one, other] = [one, other].map(|end| Connection::new(end, None));
+                let both = tokio::join!(pipes(one, Transport::Tcp), pipes(other, Transport::Tcp));
                 rendezvous.connections.made(7, 4, both.0.unwrap());
                 both.1.unwrap()
             };
@@ -287,8 +286,8 @@ mod tests {
             control.know(4, address);
             let rendezvous = rendezvous(1, control, address);
             let answers = async |answer: Admission| {
-                let (mut stream, _) = listener.accept().await.unwrap();
-                rendezvous.secret.accept(&mut stream).await.unwrap();
+                let (stream, _) = listener.accept().await.unwrap();
+                let mut stream = rendezvous.secret.accept(stream).await.unwrap();
                 let introduction: Introduction = frame::read(&mut stream).await.unwrap();
                 assert_eq!(introduction.incarnation, Some(5));
                 frame::write(&mut stream, &answer).await.unwrap();

@@ -1,32 +1,34 @@
 //! From a connection to pipes: shared memory where both ends can, else TCP.
 
 use std::io;
-use tokio::net::TcpStream;
 
 use super::super::transport::channel::{RecvChannelKind, SendChannelKind};
 use super::super::transport::connect::Pipes;
 use super::super::transport::{shm, tcp};
 use super::config::Transport;
+use super::connection::Connection;
 use super::frame;
 
 /// Makes pipes of a connection, together with the other end. Must be called on the progress thread.
-pub async fn pipes(mut stream: TcpStream, transport: Transport) -> io::Result<Pipes> {
+pub async fn pipes(mut connection: Connection, transport: Transport) -> io::Result<Pipes> {
     let mine = match transport {
         Transport::Auto => shm::offer()?,
         Transport::Tcp => None,
     };
-    frame::write(&mut stream, &mine.as_ref().map(|(offer, _)| offer)).await?;
-    let theirs: Option<shm::Offer> = frame::read(&mut stream).await?;
+    frame::write(&mut connection, &mine.as_ref().map(|(offer, _)| offer)).await?;
+    let theirs: Option<shm::Offer> = frame::read(&mut connection).await?;
     if let (Some((offer, offered)), Some(theirs)) = (mine, theirs) {
         let (verdict, ring) = shm::accept(&offer, &theirs)?;
-        frame::write(&mut stream, &verdict).await?;
-        let other: shm::Verdict = frame::read(&mut stream).await?;
+        frame::write(&mut connection, &verdict).await?;
+        let other: shm::Verdict = frame::read(&mut connection).await?;
         if let Some(ring) = ring.filter(|_| other.maps) {
-            let (to, from) = shm::pipes(offered, ring, theirs.pid(), other.reads, stream);
+            let (bell, _) = connection.into_parts();
+            let (to, from) = shm::pipes(offered, ring, theirs.pid(), other.reads, bell);
             return Ok((SendChannelKind::Shared(to), RecvChannelKind::Shared(from)));
         }
     }
-    let (writer, reader, task) = tcp::pipes(stream);
+    let (stream, seal) = connection.into_parts();
+    let (writer, reader, task) = tcp::pipes(stream, seal);
     tokio::task::spawn_local(task);
     Ok((SendChannelKind::Tcp(writer), RecvChannelKind::Tcp(reader)))
 }

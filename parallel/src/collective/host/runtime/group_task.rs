@@ -337,7 +337,7 @@ mod tests {
             let (mine, mut theirs) = (mine.unwrap(), theirs.unwrap().0);
             socket2::SockRef::from(&mine).set_send_buffer_size(16 << 10).unwrap();
             socket2::SockRef::from(&theirs).set_recv_buffer_size(16 << 10).unwrap();
-            let (writer, reader, task) = tcp::pipes(mine);
+            let (writer, reader, task) = tcp::pipes(mine, None);
             tokio::spawn(task);
             let pipes = (SendChannelKind::Tcp(writer), RecvChannelKind::Tcp(reader));
             *witness.pipes.lock().unwrap() = Some(pipes);

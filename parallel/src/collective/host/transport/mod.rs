@@ -6,5 +6,6 @@ pub(super) mod header;
 pub(super) mod local;
 pub(super) mod peer_channels;
 pub(super) mod piece;
+pub(super) mod seal;
 pub(super) mod shm;
 pub(super) mod tcp;

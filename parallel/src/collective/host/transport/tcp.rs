@@ -2,7 +2,7 @@
 //!
 //! Pieces are written from a queue: at once as far as the socket takes them, the rest by a task of its own. So a rank
 //! keeps receiving while its neighbour is slow to receive. Pieces in the user's memory are not copied into the queue
-//! but lent to it.
+//! but lent to it. Between machines pieces are [sealed](super::seal), which copies them.
 
 use socket2::SockRef;
 use std::collections::VecDeque;
@@ -14,6 +14,7 @@ use tokio::sync::Notify;
 use tokio::task::yield_now;
 
 use crate::collective::host::transport::piece::{ChannelResult, Fault, PieceBuffer, SLOTS, pause};
+use crate::collective::host::transport::seal::{Opener, Seal, Sealer};
 
 /// Looks at the socket before a reader goes to sleep.
 const SPIN_LIMIT: usize = 500;
@@ -25,17 +26,20 @@ const POLLS_PER_YIELD: usize = 16;
 pub struct TcpWriter {
     state: Arc<ConnectionState>,
     current: Option<PieceBuffer>,
+    sealer: Option<Sealer>,
 }
 
 /// The end that is read.
 pub struct TcpReader {
     stream: Arc<TcpStream>,
     scratch: Option<PieceBuffer>,
+    opener: Option<Opener>,
 }
 
 enum Item {
     Chunk(PieceBuffer),
     Lent(LentPiece),
+    Sealed(Vec<u8>),
 }
 
 struct LentPiece {
@@ -50,6 +54,7 @@ impl Item {
     fn bytes(&self) -> &[u8] {
         match self {
             Item::Chunk(chunk) => chunk.bytes(),
+            Item::Sealed(records) => records,
             // SAFETY: `TcpWriter::lend` was promised that these bytes stay valid and unchanged while the item
             // is in the queue.
             Item::Lent(LentPiece { pointer, len }) => unsafe {
@@ -65,6 +70,7 @@ struct Queue {
     /// Bytes of the first item that are written already.
     written: usize,
     free: Vec<PieceBuffer>,
+    free_sealed: Vec<Vec<u8>>,
     broken: Option<String>,
 }
 
@@ -77,14 +83,19 @@ struct ConnectionState {
     room: Notify,
 }
 
-/// The pipes of both directions over a connection, and the task that writes. Must be called where a runtime
-/// is entered.
-pub fn pipes(stream: TcpStream) -> (TcpWriter, TcpReader, impl Future<Output = ()> + Send) {
+/// The pipes of both directions over a connection, whose further bytes are sealed if there is a seal, and the task that
+/// writes. Must be called where a runtime is entered.
+pub fn pipes(
+    stream: TcpStream,
+    seal: Option<Seal>,
+) -> (TcpWriter, TcpReader, impl Future<Output = ()> + Send) {
     let stream = Arc::new(stream);
     let (queue, work, room) = (Mutex::default(), Notify::new(), Notify::new());
     let state = Arc::new(ConnectionState { stream: stream.clone(), queue, work, room });
     let task = write_rest(state.clone());
-    (TcpWriter { state, current: None }, TcpReader { stream, scratch: None }, task)
+    let (sealer, opener) = seal.map(|Seal { sealer, opener }| (sealer, opener)).unzip();
+    let writer = TcpWriter { state, current: None, sealer };
+    (writer, TcpReader { stream, scratch: None, opener }, task)
 }
 
 fn gone(error: &std::io::Error) -> Fault {
@@ -146,6 +157,15 @@ impl ConnectionState {
 }
 
 impl Queue {
+    /// Puts the records of `bytes` behind the items.
+    fn seal(&mut self, sealer: &mut Sealer, bytes: &[u8]) -> ChannelResult<()> {
+        let mut records = self.free_sealed.pop().unwrap_or_default();
+        records.clear();
+        sealer.seal(bytes, &mut records).map_err(|error| error.to_string())?;
+        self.items.push_back(Item::Sealed(records));
+        Ok(())
+    }
+
     /// Takes `count` bytes that are written from the items.
     fn advance(&mut self, count: usize) {
         self.written += count;
@@ -153,8 +173,10 @@ impl Queue {
             && len <= self.written
         {
             self.written -= len;
-            if let Some(Item::Chunk(chunk)) = self.items.pop_front() {
-                self.free.push(chunk);
+            match self.items.pop_front() {
+                Some(Item::Chunk(chunk)) => self.free.push(chunk),
+                Some(Item::Sealed(records)) => self.free_sealed.push(records),
+                Some(Item::Lent(_)) | None => {}
             }
         }
     }
@@ -206,8 +228,14 @@ impl TcpWriter {
     /// [`TcpWriter::flush`].
     pub fn hold(&mut self) -> ChannelResult<usize> {
         let chunk = self.current.take().ok_or_else(|| "was sent a piece not begun".to_string())?;
-        let len = chunk.len;
-        self.state.queue().items.push_back(Item::Chunk(chunk));
+        let (len, queue) = (chunk.len, &mut *self.state.queue());
+        match &mut self.sealer {
+            Some(sealer) => {
+                queue.seal(sealer, chunk.bytes())?;
+                queue.free.push(chunk);
+            }
+            None => queue.items.push_back(Item::Chunk(chunk)),
+        }
         Ok(len)
     }
 
@@ -224,8 +252,16 @@ impl TcpWriter {
     /// or the other end is known to have received them.
     pub async unsafe fn lend(&mut self, bytes: &[u8]) -> ChannelResult<()> {
         self.room(SLOTS).await?;
-        let lent = LentPiece { pointer: bytes.as_ptr(), len: bytes.len() };
-        self.state.queue().items.push_back(Item::Lent(lent));
+        {
+            let queue = &mut *self.state.queue();
+            match &mut self.sealer {
+                Some(sealer) => queue.seal(sealer, bytes)?,
+                None => {
+                    let lent = LentPiece { pointer: bytes.as_ptr(), len: bytes.len() };
+                    queue.items.push_back(Item::Lent(lent));
+                }
+            }
+        }
         self.flush();
         Ok(())
     }
@@ -254,24 +290,44 @@ impl Drop for TcpWriter {
 impl TcpReader {
     pub async fn piece(&mut self, len: usize) -> ChannelResult<&[u8]> {
         let scratch = self.scratch.get_or_insert_with(PieceBuffer::new).begin(len);
-        fill(&self.stream, scratch).await?;
+        fill(&self.stream, &mut self.opener, scratch).await?;
         Ok(scratch)
     }
 
     pub async fn recv(&mut self, into: &mut [u8]) -> ChannelResult<()> {
-        fill(&self.stream, into).await
+        fill(&self.stream, &mut self.opener, into).await
     }
 }
 
-async fn fill(stream: &TcpStream, mut into: &mut [u8]) -> ChannelResult<()> {
+async fn fill(
+    stream: &TcpStream,
+    opener: &mut Option<Opener>,
+    mut into: &mut [u8],
+) -> ChannelResult<()> {
     while !into.is_empty() {
-        match read(stream, into).await {
-            Ok(0) => return Err(gone(&ErrorKind::ConnectionReset.into())),
-            Ok(count) => into = &mut into[count..],
-            Err(error) => return Err(gone(&error)),
-        }
+        let count = match opener {
+            None => some(read(stream, into).await)?,
+            Some(opener) => match opener.open(into).map_err(|error| error.to_string())? {
+                0 => {
+                    let count = some(read(stream, opener.room()).await)?;
+                    opener.received(count);
+                    0
+                }
+                count => count,
+            },
+        };
+        into = &mut into[count..];
     }
     Ok(())
+}
+
+/// The bytes that were read, or the end of the connection.
+fn some(read: Result<usize>) -> ChannelResult<usize> {
+    match read {
+        Ok(0) => Err(gone(&ErrorKind::ConnectionReset.into())),
+        Ok(count) => Ok(count),
+        Err(error) => Err(gone(&error)),
+    }
 }
 
 /// Reads what has come, or comes next.
