@@ -11,6 +11,8 @@ mod functions;
 mod handle;
 mod plan;
 mod product;
+#[cfg(test)]
+mod real;
 mod types;
 
 pub use product::{Epilogue, Matmul, Matrices, StorageOrder};

@@ -15,6 +15,8 @@ mod driver;
 mod error;
 pub mod gpu;
 pub mod graph;
+#[cfg(test)]
+mod headers;
 pub mod kernels;
 pub mod launch;
 pub mod library;

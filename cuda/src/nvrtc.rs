@@ -185,3 +185,30 @@ fn read(
         status => Err(status),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::headers::{constant, function, program};
+
+    #[test]
+    fn the_real_compiler_has_every_function_as_its_header_declares_it() {
+        let test = "the_real_compiler_has_every_function_as_its_header_declares_it";
+        let nvrtc = match Nvrtc::load(&Search::from_environment()) {
+            Ok(nvrtc) => nvrtc,
+            Err(error) => return println!("skipped: {test}: {error}"),
+        };
+        let claims = [
+            constant("NVRTC_SUCCESS", 0),
+            function("nvrtcCreateProgram", nvrtc.create),
+            function("nvrtcCompileProgram", nvrtc.compile),
+            function("nvrtcGetProgramLogSize", nvrtc.log_size),
+            function("nvrtcGetProgramLog", nvrtc.log),
+            function("nvrtcGetCUBINSize", nvrtc.cubin_size),
+            function("nvrtcGetCUBIN", nvrtc.cubin),
+            function("nvrtcDestroyProgram", nvrtc.destroy),
+            function("nvrtcGetErrorString", nvrtc.error_string),
+        ];
+        program(test, "nvrtc.h", &claims, "");
+    }
+}

@@ -12,7 +12,7 @@ use super::types::cublasLtMatrixLayoutAttribute_t as LayoutAttribute;
 use super::types::{
     CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE, Candidate, INVALID_VALUE, NOT_SUPPORTED, SUCCESS,
     cublasComputeType_t, cublasLtEpilogue_t, cublasLtMatmulAlgo_t, cublasLtMatmulDesc_t,
-    cublasLtMatrixLayout_t, cudaDataType,
+    cublasLtMatmulPreference_t, cublasLtMatrixLayout_t, cudaDataType,
 };
 use crate::kernels::ElementType;
 use crate::{Error, Result};
@@ -119,6 +119,7 @@ fn alignment(address: u64) -> u64 {
 }
 
 type MatrixLayout = Owned<cublasLtMatrixLayout_t, LayoutAttribute>;
+type Preference = Owned<cublasLtMatmulPreference_t, PreferenceAttribute>;
 
 /// The descriptors and the algorithm of a kind of product.
 #[derive(Debug)]
@@ -142,7 +143,17 @@ impl MatmulPlan {
         if !shape.is_possible() {
             return Ok(None);
         }
-        let functions = &library.functions;
+        let plan = MatmulPlan::describe(&library.functions, shape, epilogue)?;
+        let found = plan.search(library, shape, workspace)?;
+        Ok(found.map(|algorithm| MatmulPlan { algorithm, ..plan }))
+    }
+
+    /// The descriptors, without an algorithm.
+    pub(super) fn describe(
+        functions: &Functions,
+        shape: &Shape,
+        epilogue: &Epilogue,
+    ) -> Result<MatmulPlan> {
         let [m, n, k] = shape.sizes;
         let [left, right, out] = shape.matrices;
         let (compute, scale) = match shape.operands {
@@ -179,8 +190,7 @@ impl MatmulPlan {
         };
         // The alignment of the addresses matters ("cublasLtMatmulDescAttributes_t").
         plan.point_at(functions, epilogue)?;
-        let found = plan.search(library, shape, workspace)?;
-        Ok(found.map(|algorithm| MatmulPlan { algorithm, ..plan }))
+        Ok(plan)
     }
 
     fn search(
@@ -190,24 +200,7 @@ impl MatmulPlan {
         workspace: usize,
     ) -> Result<Option<cublasLtMatmulAlgo_t>> {
         let functions = &library.functions;
-        let mut raw = ptr::null_mut();
-        // SAFETY: the pointer is to a live variable; `Owned` destroys the preference.
-        let status = unsafe { (functions.preference_create)(&mut raw) };
-        functions.check("cublasLtMatmulPreferenceCreate", status)?;
-        let (destroy, set) = (functions.preference_destroy, functions.preference_set);
-        let preference = Owned { raw, destroy, set };
-        let set = |attribute, value: u32| preference.set(functions, attribute, value);
-        use PreferenceAttribute as Attribute;
-        let limit = Attribute::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES;
-        preference.set(functions, limit, workspace as u64)?;
-        // Partial sums over k are added in the accumulator type, never in 16 bits.
-        let scheme = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
-        set(Attribute::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, scheme)?;
-        let [left, right, out] = shape.matrices.map(|(_, _, _, alignment)| alignment as u32);
-        set(Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, right)?;
-        set(Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, left)?;
-        set(Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, out)?;
-        set(Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, out)?;
+        let preference = preference(functions, shape, workspace)?;
         let unknown = Candidate {
             algorithm: cublasLtMatmulAlgo_t { data: [0; 8] },
             workspace: 0,
@@ -286,6 +279,33 @@ impl MatmulPlan {
 // SAFETY: descriptors are host memory that only the plan uses.
 unsafe impl Send for MatmulPlan {}
 
+/// What an algorithm may need, and the alignments that it may rely on.
+pub(super) fn preference(
+    functions: &Functions,
+    shape: &Shape,
+    workspace: usize,
+) -> Result<Preference> {
+    let mut raw = ptr::null_mut();
+    // SAFETY: the pointer is to a live variable; `Owned` destroys the preference.
+    let status = unsafe { (functions.preference_create)(&mut raw) };
+    functions.check("cublasLtMatmulPreferenceCreate", status)?;
+    let (destroy, set) = (functions.preference_destroy, functions.preference_set);
+    let preference = Owned { raw, destroy, set };
+    let set = |attribute, value: u32| preference.set(functions, attribute, value);
+    use PreferenceAttribute as Attribute;
+    let limit = Attribute::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES;
+    preference.set(functions, limit, workspace as u64)?;
+    // Partial sums over k are added in the accumulator type, never in 16 bits.
+    let scheme = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
+    set(Attribute::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, scheme)?;
+    let [left, right, out] = shape.matrices.map(|(_, _, _, alignment)| alignment as u32);
+    set(Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, right)?;
+    set(Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, left)?;
+    set(Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, out)?;
+    set(Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, out)?;
+    Ok(preference)
+}
+
 /// The descriptor of a row-major matrix (`rows`, `columns`), which is transposed for cuBLASLt.
 fn matrix(
     functions: &Functions,
@@ -327,8 +347,8 @@ fn matrix(
 
 /// An owned cuBLASLt object with attributes.
 #[derive(Debug)]
-struct Owned<T: Copy, A> {
-    raw: T,
+pub(super) struct Owned<T: Copy, A> {
+    pub(super) raw: T,
     destroy: Destroy<T>,
     set: Set<T, A>,
 }

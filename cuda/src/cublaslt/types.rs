@@ -89,3 +89,53 @@ pub(super) enum cublasLtMatrixLayoutAttribute_t {
     CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT = 5,
     CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET = 6,
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::headers::{claim, constant, program};
+    use std::mem::offset_of;
+
+    macro_rules! constants {
+        ($($type:ident: $($name:ident)*;)*) => {
+            [$($(constant(stringify!($name), $type::$name as i64)),*),*]
+        };
+    }
+
+    #[test]
+    fn types_are_those_of_the_header() {
+        let mut claims = constants! {
+            cublasComputeType_t: CUBLAS_COMPUTE_32F CUBLAS_COMPUTE_64F;
+            cudaDataType: CUDA_R_32F CUDA_R_64F CUDA_R_16F CUDA_R_16BF;
+            cublasLtEpilogue_t: CUBLASLT_EPILOGUE_DEFAULT CUBLASLT_EPILOGUE_BIAS
+                CUBLASLT_EPILOGUE_GELU_AUX CUBLASLT_EPILOGUE_GELU_AUX_BIAS CUBLASLT_EPILOGUE_BGRADB;
+            cublasLtMatmulDescAttributes_t: CUBLASLT_MATMUL_DESC_TRANSA CUBLASLT_MATMUL_DESC_TRANSB
+                CUBLASLT_MATMUL_DESC_EPILOGUE CUBLASLT_MATMUL_DESC_BIAS_POINTER
+                CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD;
+            cublasLtMatmulPreferenceAttributes_t: CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES
+                CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK
+                CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES
+                CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES
+                CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES
+                CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES;
+            cublasLtMatrixLayoutAttribute_t: CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT
+                CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET;
+        }
+        .to_vec();
+        let scheme = i64::from(CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE);
+        let (found, state) = (size_of::<Candidate>(), offset_of!(Candidate, state));
+        claims.extend([
+            constant("CUBLAS_STATUS_SUCCESS", i64::from(SUCCESS)),
+            constant("CUBLAS_STATUS_INVALID_VALUE", i64::from(INVALID_VALUE)),
+            constant("CUBLAS_STATUS_NOT_SUPPORTED", i64::from(NOT_SUPPORTED)),
+            constant("CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE", scheme),
+            claim(&format!("sizeof(cublasLtMatmulHeuristicResult_t) == {found}")),
+            claim(&format!("offsetof(cublasLtMatmulHeuristicResult_t, state) == {state}")),
+            claim(&format!(
+                "offsetof(cublasLtMatmulHeuristicResult_t, workspaceSize) == {}",
+                offset_of!(Candidate, workspace)
+            )),
+        ]);
+        program("types_are_those_of_the_header", "cublasLt.h", &claims, "");
+    }
+}

@@ -88,6 +88,11 @@ macro_rules! functions {
             }
         }
 
+        /// Names, and bytes of each argument.
+        #[cfg(test)]
+        const SIGNATURES: &[(&str, &[usize])] =
+            &[$((stringify!($name), &[$(size_of::<$type>()),*])),*];
+
         $(
             /// Calls the driver's function of this name.
             ///
@@ -183,4 +188,51 @@ functions! {
     cuStreamIsCapturing(stream: CUstream, status: *mut c_uint);
     cuStreamSynchronize(stream: CUstream);
     cuStreamWaitEvent(stream: CUstream, event: CUevent, flags: c_uint);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::headers::{claim, constant, program, takes};
+    use std::mem::offset_of;
+
+    macro_rules! constants {
+        ($($name:ident)*) => { [$(constant(stringify!($name), i64::from($name))),*] };
+    }
+
+    #[test]
+    fn the_driver_is_called_as_its_header_declares() {
+        let mut claims: Vec<_> =
+            SIGNATURES.iter().map(|(name, sizes)| takes(name, sizes)).collect();
+        claims.extend(constants! {
+            CUDA_SUCCESS CUDA_ERROR_NOT_INITIALIZED CUDA_ERROR_NOT_READY
+            CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
+            CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR
+            CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR
+            CU_EVENT_DISABLE_TIMING CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+            CU_MEM_ACCESS_FLAGS_PROT_READWRITE CU_MEM_ALLOCATION_TYPE_PINNED
+            CU_MEM_ALLOC_GRANULARITY_MINIMUM CU_MEM_LOCATION_TYPE_DEVICE
+            CU_STREAM_CAPTURE_MODE_RELAXED CU_STREAM_CAPTURE_STATUS_NONE CU_STREAM_NON_BLOCKING
+        });
+        let (location, access) = (size_of::<CUmemLocation>(), size_of::<CUmemAccessDesc>());
+        let properties = size_of::<CUmemAllocationProp>();
+        let at = [
+            offset_of!(CUmemAllocationProp, location),
+            offset_of!(CUmemAllocationProp, win32_handle_metadata),
+            offset_of!(CUmemAllocationProp, flags),
+        ];
+        claims.extend([
+            claim(&format!("sizeof(CUmemLocation) == {location}")),
+            claim(&format!("sizeof(CUmemAccessDesc) == {access}")),
+            claim(&format!("sizeof(CUmemAllocationProp) == {properties}")),
+            claim(&format!("offsetof(CUmemAllocationProp, location) == {}", at[0])),
+            claim(&format!("offsetof(CUmemAllocationProp, win32HandleMetaData) == {}", at[1])),
+            claim(&format!("offsetof(CUmemAllocationProp, allocFlags) == {}", at[2])),
+            claim(&format!(
+                "offsetof(CUmemAccessDesc, flags) == {}",
+                offset_of!(CUmemAccessDesc, flags)
+            )),
+        ]);
+        program("the_driver_is_called_as_its_header_declares", "cuda.h", &claims, "");
+    }
 }

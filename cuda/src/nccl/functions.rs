@@ -111,3 +111,40 @@ impl Functions {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::headers::{function, program};
+    use crate::library::{Kind, Search};
+
+    #[test]
+    fn the_real_library_has_every_function_as_its_header_declares_it() {
+        let test = "the_real_library_has_every_function_as_its_header_declares_it";
+        let library = match Search::from_environment().load(Kind::Nccl) {
+            Ok(library) => library,
+            Err(error) => return println!("skipped: {test}: {error}"),
+        };
+        let functions = Functions::load(&library).unwrap();
+        let claims = [
+            function("ncclGetUniqueId", functions.get_unique_id),
+            function("ncclCommInitRankConfig", functions.init),
+            function("ncclCommGetAsyncError", functions.async_error),
+            function("ncclCommFinalize", functions.finalize),
+            function("ncclCommDestroy", functions.destroy),
+            function("ncclCommAbort", functions.abort),
+            function("ncclGetErrorString", functions.error_string),
+            function("ncclGetLastError", functions.last_error),
+            function("ncclGroupStart", functions.group_start),
+            function("ncclGroupEnd", functions.group_end),
+            function("ncclAllReduce", functions.all_reduce),
+            function("ncclReduceScatter", functions.reduce_scatter),
+            function("ncclAllGather", functions.all_gather),
+            function("ncclBroadcast", functions.broadcast),
+            function("ncclReduce", functions.reduce),
+            function("ncclSend", functions.send),
+            function("ncclRecv", functions.recv),
+        ];
+        program(test, "nccl.h", &claims, "");
+    }
+}
