@@ -17,7 +17,7 @@ mod host;
 mod memory;
 mod nccl;
 pub(crate) mod routes;
-mod tree;
+pub(crate) mod tree;
 mod work;
 
 use ferrotron_tensor::Result;
