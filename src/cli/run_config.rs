@@ -30,6 +30,7 @@ pub fn run_config(
         deadline: args.run.deadline(),
         eval_iters: args.evaluation.validation_iters(&args.run),
         trace: args.run.trace(trainer.progress().step),
+        straggler_interval: args.run.straggler_interval(),
         options: configuration.remembered(trainer.config().batch_size.full_batch_size()),
     })
 }

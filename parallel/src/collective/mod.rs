@@ -28,7 +28,7 @@ pub use group::Group;
 pub use host::{RankConfig, Transport, World, WorldConfig, run_rank_process, run_threads};
 pub use memory::{Buffer, Bytes, Memory};
 pub use nccl::NcclConfig;
-pub use work::{Completion, Work};
+pub use work::{Completion, Work, waited_during};
 
 /// Carries out the calls of one group.
 pub trait Collective: Send + Sync {
