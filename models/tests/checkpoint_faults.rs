@@ -10,7 +10,7 @@ use ferrotron_models::checkpoint::{
 use ferrotron_models::gpt::{Gpt, GptConfig};
 use ferrotron_nn::{Module, Scope};
 use ferrotron_parallel::collective::{
-    Group, RankConfig, Transport, WorldConfig, run_rank_process, run_threads,
+    Encryption, Group, RankConfig, Transport, WorldConfig, run_rank_process, run_threads,
 };
 use ferrotron_tensor::{DType, Device, Result, ShardSpec, Tensor};
 use std::net::TcpListener;

@@ -11,6 +11,8 @@
 //! In the good case ranks reduce 64 bytes: the largest and the least digest of facts. Otherwise they gather the digests, and
 //! one rank of each digest sends its facts to rank 0, which broadcasts one line.
 
+mod distinct;
+
 use ferrotron_tensor::{Device, Error, ErrorKind, Result, Tensor};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -18,6 +20,8 @@ use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
 
 use crate::collective::{Group, Reduction};
+
+pub use distinct::gather_distinct;
 
 /// Facts that one rank knows about the job, by name.
 pub type Facts = BTreeMap<String, String>;
@@ -67,11 +71,11 @@ pub fn agree(group: &Group, facts: std::result::Result<&Facts, &Error>) -> Resul
         Err(error) if error.kind() == ErrorKind::Config => (Kind::Refused, error.to_string()),
         Err(error) => (Kind::Failed, error.to_string()),
     };
-    let device = Device::cpu(1)?;
     let own = row(kind, report.as_bytes());
-    if all_equal(group, &device, &own)? && kind == Kind::Facts {
+    if all_equal(group, &own)? && kind == Kind::Facts {
         return Ok(());
     }
+    let device = Device::cpu(1)?;
     let rows = gather_rows(group, &device, &own)?;
     let failed = rows.iter().position(|row| Kind::of(row) != Kind::Facts);
     // The ranks whose reports are needed: one of each digest, or the first that cannot continue.
@@ -112,6 +116,15 @@ pub fn broadcast_bytes(group: &Group, bytes: Vec<u8>) -> Result<Vec<u8>> {
     let own = if group.rank() == 0 { bytes } else { vec![0; length] };
     let tensor = Tensor::from_slice(&device, &own, &[length])?;
     group.broadcast(tensor, 0)?.wait()?.to_vec::<u8>()
+}
+
+/// The largest of each byte over all ranks of a group, which give equally many. All ranks call this.
+pub fn largest_bytes(group: &Group, own: &[u8]) -> Result<Vec<u8>> {
+    if group.size() == 1 || own.is_empty() {
+        return Ok(own.to_vec());
+    }
+    let own = Tensor::from_slice(&Device::cpu(1)?, own, &[own.len()])?;
+    group.all_reduce(own, Reduction::Max)?.wait()?.to_vec::<u8>()
 }
 
 /// Gathers the values of every rank of a group, in the order of the ranks. All ranks call this.
@@ -161,10 +174,9 @@ fn length(row: &[u8; ROW]) -> usize {
 }
 
 /// Returns whether all ranks have the same row: the largest of each byte is the least, too.
-fn all_equal(group: &Group, device: &Device, own: &[u8; ROW]) -> Result<bool> {
+fn all_equal(group: &Group, own: &[u8; ROW]) -> Result<bool> {
     let both: Vec<u8> = own.iter().copied().chain(own.iter().map(|byte| !byte)).collect();
-    let largest = Tensor::from_slice(device, &both, &[2 * ROW])?;
-    Ok(group.all_reduce(largest, Reduction::Max)?.wait()?.to_vec::<u8>()? == both)
+    Ok(largest_bytes(group, &both)? == both)
 }
 
 fn gather_rows(group: &Group, device: &Device, own: &[u8; ROW]) -> Result<Vec<[u8; ROW]>> {

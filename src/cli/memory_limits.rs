@@ -174,7 +174,11 @@ fn refused<M: TrainedModel>(
         true => "more ranks or a smaller model take less".to_string(),
         false => format!("it takes {}", found.join(", ")),
     };
-    let message = format!("rank {rank} takes {}, {why}; {helps}", sentence(&memory));
+    let of_stage = match stages.len() {
+        1 => String::new(),
+        _ => format!(", of pipeline stage {stage},"),
+    };
+    let message = format!("rank {rank}{of_stage} takes {}, {why}; {helps}", sentence(&memory));
     Error::config("memory", message)
 }
 

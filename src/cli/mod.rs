@@ -24,6 +24,7 @@ mod progress;
 mod rank_environment;
 mod report;
 mod resume;
+mod run_config;
 mod run_folder;
 mod run_samples;
 mod run_tokenizer;

@@ -190,6 +190,11 @@ fn bad_input_gets_one_clear_line() {
             2,
             &["12.00 MB", "weights", "with --recompute-granularity full", "with --bf16"],
         ),
+        (
+            &["train", "--data", "text.txt", "--log-straggler", "--log-interval", "0"],
+            2,
+            &["--log-straggler", "--log-interval"],
+        ),
         (&["memory", "--memory-limit", "8 apples"], 2, &["8 apples", "8GiB"]),
         (&["memory", "--vocab-size", "0"], 2, &["--vocab-size", "0"]),
         (&["schedule", "--pipeline-schedule", "2f2b"], 2, &["2f2b", "zb-h1"]),

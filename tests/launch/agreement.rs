@@ -287,5 +287,17 @@ fn a_rank_that_refuses_ends_all_ranks_with_its_reason() {
         assert!(message.contains(who) && message.contains("--memory-limit"), "{message}");
         assert_eq!(message.lines().count(), 1, "{message}");
     }
+    // Each knows its own stage, and all tell of the one that takes most.
+    let cut = format!("{start} --pipeline-model-parallel-size 3 --memory-limit 1000");
+    let cut = cut.replace("--global-batch-size 12", "--global-batch-size 4");
+    let mut lines = Vec::new();
+    for (rank, output) in job(path, &cut, &["", "", ""]).iter().enumerate() {
+        let (_, message) = texts(output);
+        assert_eq!(output.status.code(), Some(2), "{message}");
+        let line = message.strip_prefix(&format!("ferrotron: rank {rank}: memory: rank "));
+        lines.push(line.unwrap_or_else(|| panic!("{message}")).to_string());
+    }
+    assert!(lines[0].contains(", of pipeline stage ") && lines[0].contains("--memory-limit"));
+    assert!(lines.iter().all(|line| *line == lines[0] && line.lines().count() == 1), "{lines:?}");
     assert!(!path.join("refused").exists());
 }

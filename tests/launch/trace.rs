@@ -4,6 +4,8 @@ use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
+use super::{MODEL, command, finished, folder_with_text, succeeded};
+
 /// Beginning and end of an event, in microseconds.
 type Time = (f64, f64);
 
@@ -104,5 +106,27 @@ pub fn check(path: &Path, steps: &[u64], instructions: usize) {
     assert_eq!(first.len(), second.len());
     for (a, b) in first.iter().zip(&second) {
         assert!(!(a.1 + ROUNDING < b.0 || b.1 + ROUNDING < a.0), "{a:?} and {b:?} are one call");
+    }
+}
+
+#[test]
+fn the_slowest_rank_of_each_phase_is_in_the_metrics() {
+    let folder = folder_with_text();
+    let path = folder.path();
+    let words = format!("{MODEL} --save run --train-iters 6 --nproc 2 --log-straggler");
+    succeeded(finished(command(path, &format!("{words} --log-interval 3"))));
+    let text = std::fs::read_to_string(path.join("run/metrics.jsonl")).unwrap();
+    let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(lines.len(), 6);
+    for (line, step) in lines.iter().zip(1..) {
+        for phase in ["compute", "communication", "data"] {
+            let found = &line["stragglers"][phase];
+            assert_eq!(found.is_object(), step % 3 == 0, "step {step}: {line}");
+            if found.is_object() {
+                assert!(found["rank"].as_u64().unwrap() < 2, "{found}");
+                let [ms, mean] = ["ms", "mean_ms"].map(|name| found[name].as_f64().unwrap());
+                assert!(0.0 <= mean && mean <= ms && ms < 60e3, "{found}");
+            }
+        }
     }
 }

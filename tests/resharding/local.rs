@@ -104,6 +104,7 @@ fn a_run_is_saved_when_replicas_agree_or_refused() -> Result<()> {
             retention: Retention { last: 5, interval: None },
             deadline: None,
             eval_iters: Some(1),
+            straggler_interval: None,
             options: serde_json::Value::Null,
         };
         let batch = trainer.config().batch_size.full_batch_size();

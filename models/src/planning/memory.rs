@@ -148,7 +148,7 @@ impl RankMemory {
 }
 
 /// The peak memory of the ranks of a pipeline stage.
-#[derive(Debug, Clone, Copy, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct StageMemory {
     /// Index of the stage.
     pub stage: usize,

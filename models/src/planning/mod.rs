@@ -3,5 +3,6 @@
 pub mod activation_bytes;
 pub mod memory;
 pub mod memory_limit;
+mod stages_together;
 pub mod support;
 pub mod traffic;

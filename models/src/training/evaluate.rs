@@ -118,7 +118,7 @@ pub fn evaluate<M: Model>(
         return Err(Error::value("evaluate", "there are no samples"));
     };
     // Ranks along data have other samples; the others have the same.
-    let counts = counts.sum(|count| data.sum(&host, count))?;
+    let counts = counts.over(data, &host)?;
     let loss = LossReduction::evaluation(&counts);
     loss.check_returned(&sums, &mut Vec::new(), mesh.world())?;
     let (sum, terms) = loss.reduce(sums.sums, mesh.world())?.wait()?;

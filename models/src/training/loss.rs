@@ -67,10 +67,11 @@ impl LossCounts {
         self.0[0].count
     }
 
-    /// The same terms with their numbers over all ranks of a group, by `sum`.
-    pub fn sum(&self, sum: impl Fn(f64) -> Result<f64>) -> Result<LossCounts> {
-        let over_all = |term: &LossTerm| Ok(LossTerm { count: sum(term.count)?, ..term.clone() });
-        self.0.iter().map(over_all).collect::<Result<_>>().map(LossCounts)
+    /// The same terms with their numbers over all ranks of a group, in one call.
+    #[track_caller]
+    pub fn over(&self, ranks: &Group, host: &Device) -> Result<LossCounts> {
+        let sums = ranks.sums(host, &self.numbers())?;
+        Ok(self.with_numbers(&sums))
     }
 }
 

@@ -16,14 +16,17 @@ mod metrics;
 mod observer;
 mod rewind;
 mod saving;
+mod stop_requests;
+mod stragglers;
 mod task;
 mod tensorboard;
+#[cfg(test)]
+mod tests;
 mod tracing;
 
-use ferrotron_parallel::collective::Reduction;
-use ferrotron_tensor::{ErrorKind, Result, Tensor};
+use ferrotron_tensor::{ErrorKind, Result};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::io::checkpoint;
 #[cfg(doc)]
@@ -44,6 +47,7 @@ use metrics::MetricsLog;
 pub use metrics::{Metrics, check_metrics};
 pub use observer::Observer;
 use saving::{Saving, is_async};
+pub use stragglers::{SlowestRank, Stragglers};
 pub use task::{EvaluationTask, TaskResult};
 pub use tensorboard::{TensorboardConfig, TensorboardLog};
 use tracing::Tracing;
@@ -120,6 +124,7 @@ pub fn run<M: Model>(
         evaluations,
         saving,
         rewind_to,
+        told_stragglers: [None; 2],
     };
     let ended = run.take_steps();
     if let Err(error) = &ended {
@@ -175,15 +180,8 @@ struct Run<'a, M: Model> {
     saving: Saving<'a>,
     /// The checkpoint to which training is rewound behind a bad step, perhaps while it is being written.
     rewind_to: Option<PathBuf>,
-}
-
-/// The requests that all ranks know between two steps, beside the state of a checkpoint that is being written.
-#[derive(Default)]
-struct StopRequests {
-    /// A rank was asked to stop.
-    stop: bool,
-    /// The deadline has passed on the first rank, whose clock decides for all.
-    late: bool,
+    /// The ranks that were last named for computing and for waiting for samples longer than others.
+    told_stragglers: [Option<usize>; 2],
 }
 
 impl<M: Model> Run<'_, M> {
@@ -199,17 +197,22 @@ impl<M: Model> Run<'_, M> {
             // What is left behind is a checkpoint, for which replicas must have the same weights.
             let may_stop = self.trainer.steps_to_synchronization() == 0;
             let asks = may_stop || !self.trainer.is_async(); // waits for all ranks
-            let asked = if asks { self.agree()? } else { StopRequests::default() };
+            let exits = steps > 0 && exit_interval.is_some_and(|every| done.is_multiple_of(every));
+            let (asked, begun) = match exits {
+                true => (self.agree()?, None),
+                false => {
+                    let (asked, begun) = self.begin_step(asks)?;
+                    (asked, Some(begun))
+                }
+            };
             if asked.stop && may_stop {
                 break StopReason::Stopped;
             }
             if asked.late && may_stop && steps > 0 {
                 break StopReason::Deadline;
             }
-            if steps > 0 && exit_interval.is_some_and(|every| done.is_multiple_of(every)) {
-                break StopReason::ExitInterval;
-            }
-            self.tracing.step(self.trainer, self.data.train)?;
+            let Some(begun) = begun else { break StopReason::ExitInterval };
+            self.tracing.step(self.trainer, begun, self.data.train)?;
             steps += 1;
             if self.trainer.must_rewind() {
                 self.rewind()?;
@@ -226,11 +229,15 @@ impl<M: Model> Run<'_, M> {
             let saves = last || due(save_interval);
             let evaluates = Due::after(step, &self.config.intervals, self.data);
             let reads = !self.trainer.scope().device().is_gpu() || due(log_interval) || steps == 1;
-            if !(reads || evaluates.any() || saves) {
+            let stragglers = match self.config.straggler_interval {
+                Some(every) if due(every) => Some(self.measure_stragglers()?),
+                _ => None,
+            };
+            if !(reads || evaluates.any() || saves) && stragglers.is_none() {
                 continue;
             }
             let mut metrics = self.measure()?;
-            let newest = metrics.pop();
+            let newest = metrics.pop().map(|newest| Metrics { stragglers, ..newest });
             self.tell(&metrics);
             if evaluates.any() {
                 self.trainer.release_graph(); // before anything else takes memory beside it
@@ -265,24 +272,6 @@ impl<M: Model> Run<'_, M> {
         let rest = self.measure()?;
         self.tell(&rest);
         Ok(ended)
-    }
-
-    /// Sums flags over all ranks in one small call: requests to stop, and the state of a checkpoint that is being written,
-    /// which is published or, if a rank has failed to write it, an error.
-    fn agree(&mut self) -> Result<StopRequests> {
-        let late = self.config.deadline.is_some_and(|deadline| Instant::now() >= deadline);
-        let [stop, late] =
-            [self.stop.is_set(), self.first && late].map(|flag| f64::from(u8::from(flag)));
-        let [unfinished, failed] = self.saving.flags();
-        let mut sums = vec![stop, late, unfinished, failed];
-        let world = self.trainer.mesh().world();
-        if world.size() > 1 {
-            let own = Tensor::from_slice(self.trainer.host(), &sums, &[sums.len()])?;
-            sums = world.all_reduce(own, Reduction::Sum)?.wait()?.to_vec::<f64>()?;
-        }
-        let published = self.saving.advance([sums[2], sums[3]])?;
-        self.tell_saved(published);
-        Ok(StopRequests { stop: sums[0] > 0.0, late: sums[1] > 0.0 })
     }
 
     /// Evaluates what is due; less if the run is asked to stop.
@@ -344,6 +333,16 @@ impl<M: Model> Run<'_, M> {
         if let Some(folder) = published.filter(|_| self.first) {
             self.observer.saved(&folder);
         }
+    }
+
+    /// Finds the slowest ranks since the last call, and warns of those for which others wait.
+    fn measure_stragglers(&mut self) -> Result<Stragglers> {
+        let found = Stragglers::measure(self.trainer)?;
+        if self.first {
+            let lines = found.warnings(self.trainer.progress().step, &mut self.told_stragglers);
+            lines.iter().for_each(|line| self.observer.warning(line));
+        }
+        Ok(found)
     }
 
     /// Collects the metrics of the steps since the last call.

@@ -2,6 +2,7 @@
 
 mod asynchronous;
 mod bad_step;
+mod begin;
 mod config;
 mod equal_ranks;
 mod graph;
@@ -12,6 +13,7 @@ mod outstanding;
 mod report;
 mod rewind;
 mod step;
+mod times;
 mod unflushed;
 mod window;
 
@@ -40,6 +42,7 @@ pub use crate::training::model::{
     ActivationOptions, LossTerm, Model, ModelChunk, StageOutput, parameter_names,
 };
 pub use bad_step::{BadStepConfig, OnBadStep};
+pub use begin::BegunStep;
 pub use config::{
     ExecutionMode, ParallelConfig, PrecisionConfig, SaveMode, ScheduleUnit, TrainerConfig,
 };
@@ -49,6 +52,7 @@ use named_parameters::{check_kept_in_fp32, freeze, keep_in_fp32};
 use outstanding::OutstandingStep;
 use report::Reports;
 pub use report::StepReport;
+pub use times::RankTimes;
 
 /// A model in training, or one rank's share of it.
 pub struct Trainer<M: Model> {
@@ -67,6 +71,7 @@ pub struct Trainer<M: Model> {
     /// The numbers of the step that the optimizer's kernels read.
     step: DeviceStepParams,
     reports: Reports,
+    times: RankTimes,
     /// The steps whose updates are not applied yet, earliest first.
     outstanding: VecDeque<OutstandingStep>,
     /// The loss terms that some rank has returned.
@@ -177,6 +182,7 @@ impl<M: Model> Trainer<M> {
             host,
             step,
             reports,
+            times: RankTimes::default(),
             outstanding: VecDeque::new(),
             returned_terms: Vec::new(),
             schedule: None,

@@ -3,6 +3,7 @@
 use ferrotron_tensor::Result;
 use std::sync::Arc;
 
+use super::work::waiting;
 use super::{Call, Collective, CommVolume, Memory, Work};
 
 /// Carries out calls with [`Collective::run`].
@@ -22,7 +23,7 @@ impl Collective for Blocking {
     }
 
     fn start(&self, call: Call, memory: Memory) -> Work<Memory> {
-        Work::ended(self.0.run(call, memory))
+        Work::ended(waiting(|| self.0.run(call, memory)))
     }
 
     fn traffic(&self) -> CommVolume {

@@ -258,11 +258,17 @@ impl Group {
     /// The sum of one number of every rank, on every rank.
     #[track_caller]
     pub fn sum(&self, device: &Device, value: f64) -> Result<f64> {
-        if self.size() == 1 {
-            return Ok(value); // without a detour over the device, which would have to be waited for
+        Ok(self.sums(device, &[value])?[0])
+    }
+
+    /// The sums of numbers of every rank, on every rank, in one call.
+    #[track_caller]
+    pub fn sums(&self, device: &Device, values: &[f64]) -> Result<Vec<f64>> {
+        if self.size() == 1 || values.is_empty() {
+            return Ok(values.to_vec()); // without a detour over the device, which would have to be waited for
         }
-        let value = Tensor::from_slice(device, &[value], &[1])?;
-        self.blocking().all_reduce(value, Reduction::Sum)?.wait()?.item()
+        let values = Tensor::from_slice(device, values, &[values.len()])?;
+        self.blocking().all_reduce(values, Reduction::Sum)?.wait()?.to_vec::<f64>()
     }
 
     /// Reduces all elements of a flat like [`Group::all_reduce`]. Returns at once unless the flat is locked, as by an

@@ -17,7 +17,7 @@ mod host;
 mod memory;
 mod nccl;
 pub(crate) mod routes;
-mod tree;
+pub(crate) mod tree;
 mod work;
 
 use ferrotron_tensor::Result;
@@ -30,7 +30,7 @@ pub use host::{
 };
 pub use memory::{Buffer, Bytes, Memory};
 pub use nccl::NcclConfig;
-pub use work::{Completion, Work};
+pub use work::{Completion, Work, waited_during};
 
 /// Carries out the calls of one group.
 pub trait Collective: Send + Sync {

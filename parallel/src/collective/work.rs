@@ -1,6 +1,7 @@
 //! A call that is under way.
 
 use ferrotron_tensor::{Error, Result};
+use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Sender, TryRecvError, channel};
@@ -40,6 +41,37 @@ pub fn yield_briefly() -> bool {
     let before = Instant::now();
     yield_now();
     before.elapsed() < TURN
+}
+
+thread_local! {
+    /// The time for which this thread has waited in calls.
+    static WAITED: Cell<Duration> = const { Cell::new(Duration::ZERO) };
+}
+
+/// Returns what `f` returns, and the time for which it has waited in collectives: in [`Work::wait`] and in the calls of
+/// [`Group::blocking`](super::Group::blocking), on this thread. Calls on tensors of a GPU by NCCL are waited for by the GPU, and
+/// take none.
+///
+/// ```
+/// use ferrotron_parallel::collective::{Work, waited_during};
+/// use std::time::Duration;
+/// let call = Work::from_fn(|| Ok(std::thread::sleep(Duration::from_millis(2))));
+/// let (result, waited) = waited_during(|| call.wait());
+/// assert!(result.is_ok() && waited >= Duration::from_millis(2));
+/// ```
+pub fn waited_during<R>(f: impl FnOnce() -> R) -> (R, Duration) {
+    let before = WAITED.get();
+    let result = f();
+    (result, WAITED.get() - before)
+}
+
+/// Adds the time that `wait` takes to what this thread has waited.
+pub(super) fn waiting<R>(wait: impl FnOnce() -> R) -> R {
+    let (before, started) = (WAITED.get(), Instant::now());
+    let result = wait();
+    // What waits within it has counted itself.
+    WAITED.set(before + started.elapsed());
+    result
 }
 
 /// A call that is under way. It owns its memory; [`Work::wait`] gives the result. Work that is not waited
@@ -116,7 +148,10 @@ impl<T: Send + 'static> Work<T> {
     ///
     /// Errors as the call did: another rank called something else, did not call in time, or is gone.
     pub fn wait(self) -> Result<T> {
-        (self.wait)()
+        match self.done {
+            Some(_) => waiting(self.wait),
+            None => (self.wait)(),
+        }
     }
 
     /// Returns whether the call has ended, well or not, so that [`Work::wait`] would not wait.

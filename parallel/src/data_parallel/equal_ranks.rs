@@ -6,6 +6,7 @@ use ferrotron_tensor::{Error, Result};
 use std::collections::BTreeSet;
 
 use super::config::DataParallelConfig;
+use super::digests::{Comparison, compare_digests};
 use crate::agreement::{Facts, agree, digest, gather_values, wait_for_all};
 use crate::mesh::Mesh;
 
@@ -18,8 +19,8 @@ const SEED: &str =
     "the seed of the model's scope (use one seed and `Scope::child` on all pipeline stages)";
 
 /// Errors, on all ranks of the mesh, if their parameters have other seeds, their gradients other reductions, or ranks of a
-/// stage other parameters. A rank that cannot continue gives its error instead. Sends two digests to each rank, and nothing
-/// on a fake device.
+/// stage other parameters. A rank that cannot continue gives its error instead. Reduces digests twice, and sends nothing on a
+/// fake device.
 pub(super) fn check_setup(
     params: &[Param],
     mesh: &Mesh,
@@ -60,7 +61,7 @@ pub(super) fn check_setup(
 }
 
 /// Errors, on all ranks of the mesh, if ranks of a pipeline stage do not have the same parameters in the same order: they
-/// would add up gradients of different ones. Each rank sends a digest, and the parameters if a digest differs.
+/// would add up gradients of different ones. Ranks reduce a digest for each stage, and gather the parameters if one differs.
 fn check_params(params: &[Param], mesh: &Mesh) -> Result<()> {
     let world = mesh.world();
     if world.size() == 1 {
@@ -79,12 +80,19 @@ fn check_params(params: &[Param], mesh: &Mesh) -> Result<()> {
     // Ranks of a stage differ from its first one along the other axes only.
     let layout = mesh.layout();
     let stage = |rank: usize| layout.coordinate(rank, Axis::Pipeline);
+    let summary = digest(own.join("\n").as_bytes());
+    let is_own = |other: usize| other == stage(world.rank());
+    let of_stages: Vec<Option<&str>> = (0..layout.size(Axis::Pipeline))
+        .map(|stage| is_own(stage).then_some(summary.as_str()))
+        .collect();
+    if !compare_digests(world, &of_stages)?.contains(&Comparison::Differ) {
+        return Ok(());
+    }
+    let all = gather_values(world, &own)?;
     let first = |rank: usize| (0..rank).find(|&other| stage(other) == stage(rank)).unwrap_or(rank);
-    let digests = gather_values(world, &[digest(own.join("\n").as_bytes())])?;
-    let Some(rank) = (0..digests.len()).find(|&rank| digests[rank] != digests[first(rank)]) else {
+    let Some(rank) = (0..all.len()).find(|&rank| all[rank] != all[first(rank)]) else {
         return Ok(());
     };
-    let all = gather_values(world, &own)?;
     let (one, other) = (&all[first(rank)], &all[rank]);
     let at = one.iter().zip(other).take_while(|(one, other)| one == other).count();
     let shown = |params: &[String]| params.get(at).map_or("absent".into(), String::clone);

@@ -10,17 +10,15 @@ use ferrotron_tensor::{Error, Result};
 use serde::{Deserialize, Serialize};
 use std::sync::atomic::Ordering;
 
+use super::digests::{Comparison, compare_digests};
 use super::replicas::{digest_of, map_pieces};
 use super::{DataParallel, ReplicaCheck};
-use crate::agreement::{digest, gather_values, wait_for_all};
-use crate::mesh::ParallelDims;
+use crate::agreement::{digest, gather_values, largest_bytes, wait_for_all};
 use crate::tensor_parallel::SequenceParallel;
 
 /// A rank's gradients that are parts over the tensor axis.
 #[derive(Debug, Serialize, Deserialize)]
 struct PartsOfRank {
-    /// Whether it has parameters with such gradients.
-    exist: bool,
     /// A digest of those that are neither 0 nor infinite nor NaN, if there are any.
     digest: Option<String>,
     /// The names of the first of these, and their number.
@@ -43,9 +41,9 @@ enum Parts {
 impl DataParallel {
     /// Compares the gradients that are parts over the tensor axis, before their reduction there. All ranks call this.
     ///
-    /// The first step with gradients sends a digest to all ranks, and refuses a model of which all such gradients of a
-    /// stage are the same along the tensor axis. With [`ReplicaCheck::EveryStep`], every step sends a digest of each
-    /// gradient, and refuses any.
+    /// The first step with gradients reduces a digest along the tensor axis and three flags of each stage over all ranks, and
+    /// refuses a model of which all such gradients of a stage are the same. With [`ReplicaCheck::EveryStep`], every step
+    /// reduces a digest of each gradient, and refuses any.
     pub(super) fn check_parts(&self) -> Result<()> {
         let shared = &self.shared;
         let (mesh, layout) = (&shared.mesh, shared.mesh.layout());
@@ -57,13 +55,15 @@ impl DataParallel {
             return Ok(());
         }
         let own = self.parts()?;
-        let all = gather_values(mesh.world(), &[self.summary(&own)])?;
-        let all: Vec<PartsOfRank> = all.into_iter().flatten().collect();
-        let stages = (0..layout.size(Axis::Pipeline)).map(|stage| compare(layout, &all, stage));
-        let stages: Vec<Parts> = stages.collect();
+        let summary = summary(&own);
+        let stages = self.compare_stages(&summary)?;
         if let Some(stage) = stages.iter().position(|parts| *parts == Parts::Same) {
+            let all = gather_values(mesh.world(), &[summary])?;
+            let mut all = all.iter().flatten().enumerate();
+            let told = all.find(|(rank, told)| {
+                layout.coordinate(*rank, Axis::Pipeline) == stage && told.digest.is_some()
+            });
             wait_for_all(mesh.world());
-            let told = of_stage(layout, &all, stage).find(|(_, told)| told.digest.is_some());
             return Err(no_cut(told.map(|(_, told)| told), size));
         }
         let is_known = |parts: &Parts| matches!(parts, Parts::Absent | Parts::Differ);
@@ -72,9 +72,12 @@ impl DataParallel {
             return Ok(());
         }
         let ranks = mesh.axis(Axis::Tensor);
-        let all = gather_values(ranks, &own)?;
-        match own.iter().find(|part| all.iter().all(|rank| rank.contains(part))) {
-            Some((name, _)) => {
+        let untold = digest(b"");
+        let digests: Vec<Option<&str>> =
+            own.iter().map(|(_, part)| Some(part.as_deref().unwrap_or(&untold))).collect();
+        let mut compared = own.iter().zip(compare_digests(ranks, &digests)?);
+        match compared.find(|((_, part), found)| part.is_some() && *found == Comparison::Same) {
+            Some(((name, _), _)) => {
                 wait_for_all(ranks);
                 Err(whole(name, size))
             }
@@ -82,21 +85,31 @@ impl DataParallel {
         }
     }
 
-    /// The summary of this rank's [parts](DataParallel::parts).
-    fn summary(&self, parts: &[(String, String)]) -> PartsOfRank {
-        let text: String =
-            parts.iter().flat_map(|(name, digest)| [name.as_str(), digest.as_str()]).collect();
-        PartsOfRank {
-            exist: self.buffers().groups().iter().any(is_part),
-            digest: (!parts.is_empty()).then(|| digest(text.as_bytes())),
-            names: parts.iter().take(3).map(|(name, _)| name.clone()).collect(),
-            count: parts.len(),
-        }
+    /// Compares the gradients of each stage along the tensor axis. With shards, other ranks of the stage have other
+    /// parameters.
+    fn compare_stages(&self, own: &PartsOfRank) -> Result<Vec<Parts>> {
+        let mesh = &self.shared.mesh;
+        let untold = digest(b"");
+        let summary = own.digest.as_ref().unwrap_or(&untold).as_str();
+        let compared = compare_digests(mesh.axis(Axis::Tensor), &[Some(summary)])?;
+        let exist = self.buffers().groups().iter().any(is_part);
+        let flags = [!compared.contains(&Comparison::Same), own.digest.is_some(), exist];
+        let mut all = vec![0; flags.len() * mesh.layout().size(Axis::Pipeline)];
+        all[flags.len() * mesh.axis(Axis::Pipeline).rank()..][..flags.len()]
+            .copy_from_slice(&flags.map(u8::from));
+        let all = largest_bytes(mesh.world(), &all)?;
+        let parts = all.chunks_exact(flags.len()).map(|flags| match flags {
+            [1, ..] => Parts::Differ,
+            [_, 1, _] => Parts::Same,
+            [_, _, 1] => Parts::Unknown,
+            _ => Parts::Absent,
+        });
+        Ok(parts.collect())
     }
 
-    /// Names and digests of this rank's gradients that are parts over the tensor axis; not of those that are 0 or not
+    /// Names of this rank's gradients that are parts over the tensor axis, and their digests; none for those that are 0 or not
     /// finite, which may be the same on all ranks.
-    fn parts(&self) -> Result<Vec<(String, String)>> {
+    fn parts(&self) -> Result<Vec<(String, Option<String>)>> {
         let is_telling = |values: &[f64]| {
             values.iter().any(|x| *x != 0.0) && values.iter().all(|x| x.is_finite())
         };
@@ -108,7 +121,7 @@ impl DataParallel {
                     is_telling(values).then(|| digest_of(values))
                 })?;
             let names = group.pieces().into_iter().map(|(name, _)| name);
-            parts.extend(names.zip(digests).filter_map(|(name, digest)| Some((name, digest?))));
+            parts.extend(names.zip(digests));
         }
         Ok(parts)
     }
@@ -119,28 +132,15 @@ fn is_part(bucket: &ParamAndGradBucket) -> bool {
     bucket.grad_partial.contains(Axis::Tensor)
 }
 
-/// The ranks of a pipeline stage, and their gradients.
-fn of_stage<'a>(
-    layout: &'a ParallelDims,
-    all: &'a [PartsOfRank],
-    stage: usize,
-) -> impl Iterator<Item = (usize, &'a PartsOfRank)> {
-    let ranks = all.iter().enumerate();
-    ranks.filter(move |&(rank, _)| layout.coordinate(rank, Axis::Pipeline) == stage)
-}
-
-/// Compares the gradients of a stage along the tensor axis. With shards, other ranks of the stage have other parameters.
-fn compare(layout: &ParallelDims, all: &[PartsOfRank], stage: usize) -> Parts {
-    let ranks = || of_stage(layout, all, stage);
-    // Ranks along the tensor axis are next to one another.
-    let first = |rank: usize| &all[rank - layout.coordinate(rank, Axis::Tensor)];
-    if ranks().any(|(rank, told)| told.digest != first(rank).digest) {
-        return Parts::Differ;
-    }
-    match (ranks().any(|(_, told)| told.digest.is_some()), ranks().any(|(_, told)| told.exist)) {
-        (true, _) => Parts::Same,
-        (false, true) => Parts::Unknown,
-        (false, false) => Parts::Absent,
+/// The summary of a rank's [parts](DataParallel::parts).
+fn summary(parts: &[(String, Option<String>)]) -> PartsOfRank {
+    let told = || parts.iter().filter_map(|(name, part)| Some((name, part.as_ref()?)));
+    let text: String = told().flat_map(|(name, part)| [name.as_str(), part.as_str()]).collect();
+    let count = told().count();
+    PartsOfRank {
+        digest: (count > 0).then(|| digest(text.as_bytes())),
+        names: told().take(3).map(|(name, _)| name.clone()).collect(),
+        count,
     }
 }
 

@@ -24,6 +24,7 @@
 mod asynchronous;
 mod checkpoint_shares;
 mod config;
+mod digests;
 mod equal_ranks;
 mod facts;
 mod gradient_parts;

@@ -70,6 +70,10 @@ pub struct RunArgs {
     /// written, as often
     #[arg(long, value_name = "N", default_value_t = 100)]
     pub log_interval: u64,
+    /// Every --log-interval steps, find the ranks that compute, wait for others and wait for samples longest, write them to the
+    /// metrics beside the means, and warn of one for which the others wait
+    #[arg(long)]
+    pub log_straggler: bool,
     /// One JSON object per step; a file that is there must hold metrics [default: metrics.jsonl in the run folder]
     #[arg(long, value_name = "FILE")]
     pub metrics: Option<PathBuf>,
@@ -157,6 +161,11 @@ impl RunArgs {
         Retention { last: self.save_retain, interval: self.save_retain_interval }
     }
 
+    /// Steps between the times at which the slowest ranks are found, if they are.
+    pub fn straggler_interval(&self) -> Option<u64> {
+        self.log_straggler.then_some(self.log_interval)
+    }
+
     /// The time at which the run ends, if `--exit-duration-in-mins` is given.
     pub fn deadline(&self) -> Option<Instant> {
         let minutes = self.exit_duration_in_mins?;
@@ -181,6 +190,11 @@ impl RunArgs {
         {
             let message = format!("must be positive, got {minutes}");
             return Err(Error::config("--exit-duration-in-mins", message));
+        }
+        if self.log_straggler && self.log_interval == 0 {
+            let message =
+                "finds the slowest ranks every --log-interval steps, which are 0: choose some";
+            return Err(Error::config("--log-straggler", message));
         }
         if self.save_retain == 0 {
             return Err(Error::config("--save-retain", "must be positive, got 0"));

@@ -7,17 +7,16 @@ use ferrotron::models::data::{DataFingerprint, DataOrigin};
 use ferrotron::models::gpt::Gpt;
 use ferrotron::models::memory::{self, StageMemory};
 use ferrotron::models::run::{
-    EvaluationTask, Intervals, ORDER_STATE, Observer, RunConfig, StopReason, TensorboardLog, run,
+    EvaluationTask, Intervals, ORDER_STATE, Observer, StopReason, TensorboardLog, run,
 };
 use ferrotron::models::tensorboard::event_files;
 use ferrotron::models::tokenizer::Tokenizer;
 use ferrotron::models::trainer::Trainer;
 use ferrotron::nn::Scope;
-use ferrotron::parallel::agreement::agree;
-use ferrotron::parallel::collective::World;
+use ferrotron::parallel::agreement::{Facts, agree};
+use ferrotron::parallel::collective::{Group, World};
 use ferrotron::parallel::launch::{INTERRUPTED, RankEnvironment};
 use ferrotron::parallel::mesh::Mesh;
-use std::path::PathBuf;
 use std::process::ExitCode;
 
 use crate::cli::architecture::TrainedModel;
@@ -37,6 +36,7 @@ use crate::cli::output::failed;
 use crate::cli::plan::plan;
 use crate::cli::progress::{TrainProgress, code_block};
 use crate::cli::rank_environment::rank_environment;
+use crate::cli::run_config::run_config;
 use crate::cli::run_samples::{OrderLength, RunInput, SampleScope};
 use crate::cli::run_tokenizer::{known_vocab_size, open_tokenizer};
 use crate::cli::tasks::task_facts;
@@ -112,15 +112,18 @@ fn train_planned<M: TrainedModel>(
 ) -> Result<ExitCode> {
     let everyone = world.everyone()?;
     let plan = |configuration| PreparedRun::<M>::new(configuration, resumed, Some(rank));
-    let planned = configuration.and_then(plan).and_then(|plan| {
-        let data = plan.data()?;
+    let planned = configuration.and_then(plan);
+    let agreed = agree(&everyone, planned.as_ref().map(|plan| &plan.configuration.facts));
+    let mut plan = planned?;
+    agreed?;
+    plan.share_stages(&everyone)?;
+    let data = plan.data().and_then(|data| {
         let mut facts = data_facts(&data.fingerprint, &data.input.dataset, &plan.tokenizer)?;
-        facts.extend(plan.configuration.facts.clone());
         facts.extend(task_facts(data.tasks.iter().map(|task| &**task)));
-        Ok((plan, data, facts))
+        Ok((data, facts))
     });
-    let agreed = agree(&everyone, planned.as_ref().map(|(_, _, facts)| facts));
-    let (plan, data, _) = planned?;
+    let agreed = agree(&everyone, data.as_ref().map(|(_, facts)| facts));
+    let (data, _) = data?;
     agreed?;
     let sequence = plan.configuration.args.parallel.sequence();
     let mesh = Mesh::new(world, plan.run.layout, sequence)?;
@@ -141,6 +144,7 @@ struct PreparedRun<M: TrainedModel> {
     resumed: Option<Checkpoint>,
     tokenizer: Tokenizer,
     run: memory::MemoryEstimator<M>,
+    /// What all pipeline stages take; until [`PreparedRun::share_stages`], a rank knows its own.
     stages: Vec<StageMemory>,
     /// The progress with which it begins.
     start: TrainState,
@@ -185,8 +189,13 @@ impl<M: TrainedModel> PreparedRun<M> {
                 None => args.optimization.start(&run.trainer)?,
             };
             let intervals = args.intervals(&run.trainer, &start)?;
-            let stages = run.stages()?;
-            memory_limits::check(args, &run, &stages, &job)?;
+            let stages = match rank {
+                None => run.stages()?,
+                Some(rank) => vec![run.stage(run.stage_of(rank.rank))?],
+            };
+            if rank.is_none() {
+                memory_limits::check(args, &run, &stages, &job)?;
+            }
             if args.device.place()? == DeviceChoice::Cpu {
                 args.offload.check(&args.run)?;
             }
@@ -199,6 +208,18 @@ impl<M: TrainedModel> PreparedRun<M> {
             configuration.notes.extend(unused_ids(ids.0, ids.1));
         }
         Ok(PreparedRun { configuration, job, resumed, tokenizer, run, stages, start, intervals })
+    }
+
+    /// Learns what the other stages take, each of which its ranks have planned alone. Errors on all ranks if one of them
+    /// would take too much.
+    fn share_stages(&mut self, world: &Group) -> Result<()> {
+        self.stages = self.run.stages_together(&self.stages[0], world)?;
+        let Configuration { args, options, .. } = &self.configuration;
+        let checked = memory_limits::check(args, &self.run, &self.stages, &self.job);
+        let checked = checked.map_err(|error| options.name_sources(error));
+        let facts = Facts::new();
+        let agreed = agree(world, checked.as_ref().map(|()| &facts));
+        checked.and(agreed)
     }
 
     /// The samples of the whole run, if their order depends on the number.
@@ -366,26 +387,4 @@ impl<M: TrainedModel> PreparedRun<M> {
             _ => ExitCode::SUCCESS,
         })
     }
-}
-
-fn run_config(
-    configuration: &Configuration,
-    trainer: &Trainer<impl TrainedModel>,
-    intervals: Intervals,
-    folder: PathBuf,
-    loaded: Option<PathBuf>,
-) -> Result<RunConfig> {
-    let args = &configuration.args;
-    Ok(RunConfig {
-        metrics: run_folder::metrics(args, &folder),
-        folder,
-        loaded,
-        intervals,
-        seq_length: args.model.seq_length()?,
-        retention: args.run.retention(),
-        deadline: args.run.deadline(),
-        eval_iters: args.evaluation.validation_iters(&args.run),
-        trace: args.run.trace(trainer.progress().step),
-        options: configuration.remembered(trainer.config().batch_size.full_batch_size()),
-    })
 }

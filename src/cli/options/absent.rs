@@ -279,8 +279,12 @@ const ABSENT: &[(&[&str], &str)] = &[
     ),
     (&["wandb-"], "--tensorboard-dir writes event files, and `ferrotron report` a page"),
     (
-        &["timing-log-", "use-pytorch-profiler", "record-memory-history", "log-straggler"],
+        &["timing-log-", "use-pytorch-profiler", "record-memory-history"],
         "--trace writes what each rank does in some steps",
+    ),
+    (
+        &["straggler-minmax-count", "straggler-ctrlr-port", "disable-straggler-on-startup"],
+        "--log-straggler names the slowest rank of each phase, from the first step on",
     ),
     (
         &[

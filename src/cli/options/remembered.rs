@@ -28,6 +28,7 @@ const NOT_REMEMBERED: &[&str] = &[
     "tensorboard-dir",
     "tensorboard-log-interval",
     "log-throughput",
+    "log-straggler",
     "log-timers-to-tensorboard",
     "log-memory-to-tensorboard",
     "log-batch-size-to-tensorboard",

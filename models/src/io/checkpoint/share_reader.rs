@@ -1,6 +1,5 @@
 //! Reading a rank's share of the files of a checkpoint, with the checksums of what was read.
 
-use serde::{Deserialize, Serialize};
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
 use std::path::Path;
@@ -12,13 +11,12 @@ use crate::io::checked_file::{Fault, FileRecord, cannot};
 const CHUNK: usize = 256 << 10;
 
 /// The checksum of consecutive bytes of a file.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Stretch {
     /// Number of the file in the plan.
-    file: usize,
-    start: u64,
+    pub file: usize,
     pub bytes: u64,
-    crc32: u32,
+    pub crc32: u32,
 }
 
 /// Reads the windows of a share one after another; one file is open at a time.
@@ -33,7 +31,6 @@ pub(super) struct ShareReader<'a> {
 struct Current {
     number: usize,
     file: File,
-    start: u64,
     hasher: crc32fast::Hasher,
     bytes: u64,
 }
@@ -81,7 +78,7 @@ impl<'a> ShareReader<'a> {
                     return Err(io::Error::other(message));
                 }
                 file.seek(SeekFrom::Start(start))?;
-                Current { number, file, start, hasher: crc32fast::Hasher::new(), bytes: 0 }
+                Current { number, file, hasher: crc32fast::Hasher::new(), bytes: 0 }
             }
         };
         let current = self.current.insert(current);
@@ -93,7 +90,7 @@ impl<'a> ShareReader<'a> {
         Ok(())
     }
 
-    /// The checksums of all that was read.
+    /// The checksums of all that was read, in the order of the plan.
     pub fn stretches(mut self) -> Vec<Stretch> {
         self.stretches.extend(self.current.take().map(Current::stretch));
         self.stretches
@@ -102,29 +99,55 @@ impl<'a> ShareReader<'a> {
 
 impl Current {
     fn stretch(self) -> Stretch {
-        let Current { number, start, hasher, bytes, .. } = self;
-        Stretch { file: number, start, bytes, crc32: hasher.finalize() }
+        let Current { number, hasher, bytes, .. } = self;
+        Stretch { file: number, bytes, crc32: hasher.finalize() }
     }
 }
 
-/// Compares the checksums of all files with those that they should have, from what all ranks have read.
+/// What a rank knows of the files of a plan, from the bytes that it and those before it have read.
+pub(super) struct Checked {
+    /// Files that are as they should be.
+    pub files: usize,
+    /// The beginning of a file whose rest the next rank has read.
+    pub open: Option<Stretch>,
+}
+
+/// Compares the checksums of the files that end in a rank's share with those that they should have. `before` is the
+/// beginning of its first file, which ranks before it have read.
 pub(super) fn compare(
     plan: &ReadPlan,
     folder: &Path,
-    mut stretches: Vec<Stretch>,
-) -> Result<(), Fault> {
-    stretches.sort_unstable();
-    for (number, (name, record, _)) in plan.files.iter().enumerate() {
-        let first = stretches.partition_point(|stretch| stretch.file < number);
-        let mut whole = crc32fast::Hasher::new();
-        let mut bytes = 0;
-        for stretch in stretches[first..].iter().take_while(|stretch| stretch.file == number) {
-            let next = crc32fast::Hasher::new_with_initial_len(stretch.crc32, stretch.bytes);
-            whole.combine(&next);
-            bytes += stretch.bytes;
+    before: Option<Stretch>,
+    own: &[Stretch],
+) -> Result<Checked, Fault> {
+    let mut checked = Checked { files: 0, open: None };
+    let is_whole = |found: &Stretch| found.bytes == plan.files[found.file].1.bytes;
+    let compare = |found: &Stretch| {
+        let (name, record, _) = plan.files[found.file];
+        let found = FileRecord { bytes: found.bytes, crc32: found.crc32 };
+        record.compare(&found, &folder.join(name))
+    };
+    for &stretch in before.iter().chain(own) {
+        let joined = match checked.open.take() {
+            Some(begun) if begun.file == stretch.file => begun.followed_by(&stretch),
+            Some(begun) => return compare(&begun).map(|()| checked), // a part is missing
+            None => stretch,
+        };
+        match is_whole(&joined) {
+            true => compare(&joined)?,
+            false => checked.open = Some(joined),
         }
-        let found = FileRecord { bytes, crc32: whole.finalize() };
-        record.compare(&found, &folder.join(name))?;
+        checked.files += usize::from(checked.open.is_none());
     }
-    Ok(())
+    Ok(checked)
+}
+
+impl Stretch {
+    /// The checksum of these bytes and those behind them.
+    fn followed_by(self, next: &Stretch) -> Stretch {
+        let hasher = |of: &Stretch| crc32fast::Hasher::new_with_initial_len(of.crc32, of.bytes);
+        let mut both = hasher(&self);
+        both.combine(&hasher(next));
+        Stretch { bytes: self.bytes + next.bytes, crc32: both.finalize(), ..self }
+    }
 }

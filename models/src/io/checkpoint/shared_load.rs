@@ -7,11 +7,11 @@
 //!                    copies to its own tensors what it needs; exchanges the rest with one rank after another
 //! ```
 //!
-//! No call takes as long as a disk does, so that none times out. At the end each rank combines the checksums of all
-//! shares. If a file cannot be read or is damaged, all ranks return the same fault, and their group still works; tensors
+//! No call takes as long as a disk does, so that none times out. At the end each rank compares the checksums of the files
+//! that end in its share, and hands that of the last beginning to the next rank. If a file cannot be read or is damaged, all ranks return the same fault, and their group still works; tensors
 //! may be overwritten in part.
 
-use ferrotron_parallel::agreement::gather_values;
+use ferrotron_parallel::agreement::{gather_distinct, gather_values};
 use ferrotron_parallel::collective::{Group, Reduction};
 use ferrotron_parallel::long_work::POLL_INTERVAL;
 use ferrotron_tensor::{DType, Device, Error, Result, ShardSpec, Tensor};
@@ -51,15 +51,12 @@ pub(super) fn load_shared(
 ) -> Result<std::result::Result<u64, Fault>> {
     let plan = ReadPlan::new(index, world.size(), window);
     let rank = world.rank();
-    let wishes = exchange_wishes(index, world, wanted)?;
+    let (wishes, places) = exchange_wishes(index, world, wanted)?;
     let own = plan.parts(wanted, plan.all())?;
-    let others = wishes.iter().enumerate().map(|(peer, wishes)| match peer == rank {
-        true => Ok(Vec::new()),
-        false => plan.parts(wishes, plan.share(rank)),
-    });
+    let others = wishes.iter().map(|wishes| plan.parts(wishes, plan.share(rank)));
     let others = others.collect::<Result<Vec<_>>>()?;
-    let mut exchange =
-        Exchange { plan: &plan, world, host: Device::cpu(1)?, own, others, staged: HashMap::new() };
+    let (host, staged) = (Device::cpu(1)?, HashMap::new());
+    let mut exchange = Exchange { plan: &plan, world, host, own, others, places, staged };
     thread::scope(|scope| {
         let (full, windows) = sync_channel(0);
         let (spent, empty) = channel();
@@ -88,17 +85,66 @@ pub(super) fn load_shared(
         let stretches =
             read.join().map_err(|_| Error::value("checkpoint", "a thread has failed"))?;
         let bytes: u64 = stretches.iter().map(|stretch| stretch.bytes).sum();
-        let all: Vec<Stretch> = gather_values(world, &stretches)?.into_iter().flatten().collect();
-        Ok(compare(&plan, folder, all).map(|()| bytes))
+        Ok(compare_together(&plan, folder, world, &stretches)?.map(|()| bytes))
     })
 }
 
-/// The targets of every rank.
+/// Compares the checksums of all files. A rank compares those that end in its share: from the rank before it, it gets the
+/// checksum of what that one and others have read of the first.
+fn compare_together(
+    plan: &ReadPlan,
+    folder: &Path,
+    world: &Group,
+    own: &[Stretch],
+) -> Result<std::result::Result<(), Fault>> {
+    let (rank, last) = (world.rank(), world.size() - 1);
+    let device = Device::cpu(1)?;
+    let before = match rank {
+        0 => None,
+        _ => {
+            let numbers = Tensor::full(&device, DType::I64, &[3], 0.0)?;
+            let numbers = world.recv(numbers, rank - 1)?.wait()?.to_vec::<i64>()?;
+            let [file, bytes, crc32] = numbers[..] else { unreachable!("it has three elements") };
+            let stretch = Stretch { file: file as usize, bytes: bytes as u64, crc32: crc32 as u32 };
+            (bytes > 0).then_some(stretch)
+        }
+    };
+    let compared = compare(plan, folder, before, own);
+    if rank < last {
+        let open = compared.as_ref().ok().and_then(|checked| checked.open);
+        let numbers = open.map_or([0; 3], |Stretch { file, bytes, crc32 }| {
+            [file as i64, bytes as i64, i64::from(crc32)]
+        });
+        world.send(Tensor::from_slice(&device, &numbers, &[3])?, rank + 1)?.wait()?;
+    }
+    let files = compared.as_ref().map_or(0, |checked| checked.files) as f64;
+    let failed = f64::from(u8::from(compared.is_err()));
+    let sums = Tensor::from_slice(&device, &[failed, files], &[2])?;
+    let sums = world.all_reduce(sums, Reduction::Sum)?.wait()?.to_vec::<f64>()?;
+    if sums[0] > 0.0 {
+        return first_fault(world, compared.err()).map(Err);
+    }
+    let all = plan.files.iter().filter(|(_, record, _)| record.bytes > 0).count();
+    Ok(match sums[1] == all as f64 {
+        true => Ok(()),
+        false => {
+            Err(format!("only {} of {all} files in '{}' were read", sums[1], folder.display()))
+        }
+    })
+}
+
+/// The fault of the first rank that has one, on all ranks.
+fn first_fault(world: &Group, own: Option<Fault>) -> Result<Fault> {
+    let mut faults = gather_values(world, &[own.unwrap_or_default()])?.into_iter().flatten();
+    Ok(faults.find(|fault: &Fault| !fault.is_empty()).unwrap_or_default())
+}
+
+/// The targets of all ranks: each list that some rank has, and the number of each rank's. Replicas have the same.
 fn exchange_wishes<'i>(
     index: &'i Index,
     world: &Group,
     wanted: &[Wanted],
-) -> Result<Vec<Vec<Wanted<'i>>>> {
+) -> Result<(Vec<Vec<Wanted<'i>>>, Vec<usize>)> {
     let records: Vec<&TensorRecord> = index.tensors.values().collect();
     let numbers = records.iter().enumerate();
     let numbers: HashMap<_, _> =
@@ -115,8 +161,10 @@ fn exchange_wishes<'i>(
         let pieces: Vec<&[(usize, usize)]> = pieces.iter().map(Vec::as_slice).collect();
         Ok((record, ShardSpec::new(&record.shape, &pieces)?))
     };
-    let ranks = gather_values(world, &own)?.into_iter();
-    ranks.map(|wishes| wishes.into_iter().map(wanted).collect()).collect()
+    let (distinct, places) = gather_distinct(world, &own)?;
+    let distinct = distinct.into_iter();
+    let distinct = distinct.map(|wishes| wishes.into_iter().map(wanted).collect());
+    Ok((distinct.collect::<Result<_>>()?, places))
 }
 
 /// The exchange of what ranks have read.
@@ -126,8 +174,9 @@ struct Exchange<'a> {
     host: Device,
     /// The parts of all files that this rank needs.
     own: Vec<Part<'a>>,
-    /// The parts of this rank's share that each other rank needs.
+    /// The parts of this rank's share that each list of targets needs, and the list of each rank.
     others: Vec<Vec<Part<'a>>>,
+    places: Vec<usize>,
     /// Tensors of GPUs, in host memory until they are complete, and the number of bytes that are missing.
     staged: HashMap<usize, (Vec<u8>, usize)>,
 }
@@ -154,10 +203,8 @@ impl Exchange<'_> {
             let flags = Tensor::from_slice(&self.host, &flags, &[2])?;
             let sums = self.world.all_reduce(flags, Reduction::Sum)?.wait()?.to_vec::<f64>()?;
             if sums[1] > 0.0 {
-                let own = own.and_then(std::result::Result::err).unwrap_or_default();
-                let mut faults = gather_values(self.world, &[own])?.into_iter().flatten();
-                let first = faults.find(|fault: &String| !fault.is_empty());
-                return Ok(Err(first.unwrap_or_default()));
+                let own = own.and_then(std::result::Result::err);
+                return first_fault(self.world, own).map(Err);
             }
             if sums[0] == 0.0
                 && let Some(own) = own.take()
@@ -202,7 +249,7 @@ impl Exchange<'_> {
 
     fn send(&self, round: u64, window: &[u8], peer: usize) -> Result<()> {
         let positions = self.plan.window(self.world.rank(), round);
-        let parts = overlapping(&self.others[peer], &positions);
+        let parts = overlapping(&self.others[self.places[peer]], &positions);
         let bytes = bytes_in(parts, &positions);
         if bytes == 0 {
             return Ok(());

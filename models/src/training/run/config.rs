@@ -31,6 +31,8 @@ pub struct RunConfig {
     /// Global batches of the validation set that every evaluation covers, the last one too: its first samples. All of
     /// it if `None`; 0 for no evaluation at all.
     pub eval_iters: Option<u64>,
+    /// Steps between the times at which the [slowest ranks](super::Stragglers) are found, if they are.
+    pub straggler_interval: Option<u64>,
     /// The file of metrics.
     pub metrics: PathBuf,
     /// The trace to record, if any.

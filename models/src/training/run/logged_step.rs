@@ -7,6 +7,8 @@ use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 
+use super::stragglers::Stragglers;
+
 const OPERATION: &str = "metrics";
 
 /// The metrics of a step, as a file has them; `None` stands for a number that was not finite or not written.
@@ -44,6 +46,8 @@ pub struct LoggedStep {
     pub mem_peak_bytes: Option<u64>,
     /// The same of host memory.
     pub host_peak_bytes: Option<u64>,
+    /// The slowest ranks, where they were found after the step.
+    pub stragglers: Option<Stragglers>,
     /// Validation loss, where one was measured after the step.
     pub validation_loss: Option<f64>,
     /// The loss of each validation set by name, where the run has several.

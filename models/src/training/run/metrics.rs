@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use crate::planning::memory::RankMemory;
 use crate::training::loss_curve::LossCurve;
 use crate::training::run::logged_step::LoggedStep;
+use crate::training::run::stragglers::Stragglers;
 use crate::training::run_lock::try_for_a_moment;
 use crate::training::trainer::{Model, StepReport, Trainer};
 
@@ -62,6 +63,9 @@ pub struct Metrics {
     /// Most bytes of host memory in use at once so far, if any were.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub host_peak_bytes: Option<usize>,
+    /// The slowest ranks since the last step that names them, where they were found after this one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub stragglers: Option<Stragglers>,
     /// Validation loss, where one was measured after this step; of several sets, the mean over all their tokens.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub validation_loss: Option<f64>,
@@ -105,6 +109,7 @@ impl Metrics {
             mem_peak_bytes: RankMemory::from_device(device).total_bytes,
             host_peak_bytes: Some(device.memory_of(MemoryKind::Host).peak)
                 .filter(|&bytes| bytes > 0),
+            stragglers: None,
             validation_loss: None,
             validation_losses: BTreeMap::new(),
             tasks: BTreeMap::new(),
@@ -271,6 +276,7 @@ mod tests {
             tflops: 1.0,
             mem_peak_bytes: 1,
             host_peak_bytes: None,
+            stragglers: None,
             validation_loss: step.is_multiple_of(2).then_some(0.5),
             validation_losses: BTreeMap::new(),
             tasks: BTreeMap::new(),

@@ -171,6 +171,7 @@ mod tests {
             tflops: 6.0,
             mem_peak_bytes: 1000,
             host_peak_bytes: None,
+            stragglers: None,
             validation_loss: None,
             validation_losses: BTreeMap::new(),
             tasks: BTreeMap::new(),

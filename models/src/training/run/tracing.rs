@@ -6,7 +6,7 @@ use std::ops::RangeInclusive;
 
 use super::TraceConfig;
 use crate::io::data::Samples;
-use crate::training::trainer::{Model, Trainer};
+use crate::training::trainer::{BegunStep, Model, Trainer};
 
 /// A trace that is wanted and not written yet, and its steps.
 pub(super) struct Tracing(Option<(RangeInclusive<u64>, Trace)>);
@@ -20,18 +20,23 @@ impl Tracing {
         Ok(Tracing(config.map(begin).transpose()?))
     }
 
-    /// The trainer's next step. One that is traced is waited for.
-    pub fn step<M: Model>(&self, trainer: &mut Trainer<M>, samples: &dyn Samples) -> Result<()> {
+    /// The trainer's next step, begun with `samples`. One that is traced is waited for.
+    pub fn step<M: Model>(
+        &self,
+        trainer: &mut Trainer<M>,
+        begun: BegunStep,
+        samples: &dyn Samples,
+    ) -> Result<()> {
         let done = trainer.progress().step;
         let last = done + trainer.steps_at_once();
         match &self.0 {
             Some((steps, trace)) if *steps.start() <= last && *steps.end() > done => {
                 trace.record(|| {
-                    trainer.step_async(samples)?;
+                    trainer.take_step(begun, samples)?;
                     trainer.scope().device().synchronize()
                 })
             }
-            _ => trainer.step_async(samples),
+            _ => trainer.take_step(begun, samples),
         }
     }
 

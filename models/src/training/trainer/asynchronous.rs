@@ -31,6 +31,7 @@ impl<M: Model> Trainer<M> {
             self.apply_oldest(samples)?;
         }
         let batch = self.next_batch(samples)?;
+        self.times.add_data(batch.data_seconds);
         let (given, config) = (self.in_flight(&batch, started), self.step_config());
         let microbatches = self.upload(&batch)?;
         let sums = self.forward_backward(&batch, &microbatches)?;

@@ -1,35 +1,21 @@
 //! A training step, from the samples to the updated weights, and reading its results.
 
-use ferrotron_nn::{Axis, Context, Mode, StepConfig};
-use ferrotron_parallel::collective::{Group, Reduction};
+use ferrotron_nn::{Axis, Context, StepConfig};
+use ferrotron_parallel::collective::{Group, Reduction, waited_during};
 use ferrotron_parallel::pipeline::{PipelineConfig, PipelineSchedule, execute};
 use ferrotron_tensor::ops::outcome::{CheckStepConfig, OverflowPolicy, StepSums, check_step};
 use ferrotron_tensor::{Error, Result, Tensor};
 use std::time::Instant;
-use tracing::trace_span;
+use tracing::{Span, trace_span};
 
 use super::bad_step::remedy;
+use super::begin::{BegunStep, StepBatch};
 use super::graph::{Frozen, StepGraph, Taken};
 use super::outcome::Outcome;
 use super::report::{FailedStep, InFlightStep};
 use super::{ExecutionMode, Microbatch, Model, StepReport, Trainer};
 use crate::io::data::{Batch, Samples};
-use crate::training::loss::{LossCounts, LossReduction};
 use crate::training::stage::StageModel;
-
-/// A rank's samples of a step, and what is known of the step before any device work.
-pub(super) struct StepBatch {
-    batches: Vec<Batch>,
-    /// Seconds until they were there.
-    data_seconds: f64,
-    /// Samples of all ranks.
-    pub global_batch_size: usize,
-    pass: Context,
-    /// The elements of the loss terms in `batches`.
-    pub counts: LossCounts,
-    pub loss: LossReduction,
-    pub loss_scale: f64,
-}
 
 impl<M: Model> Trainer<M> {
     /// Takes one step over the next global batch of `samples`, and synchronizes.
@@ -73,22 +59,45 @@ impl<M: Model> Trainer<M> {
     /// Errors as [`Trainer::drain_reports`], if it synchronizes, and behind steps without a flush that have failed until a
     /// checkpoint is [loaded](Trainer::load).
     pub fn step_async(&mut self, samples: &dyn Samples) -> Result<()> {
+        let _span = self.span().entered();
+        let begun = self.begin_step(samples, &mut [])?;
+        self.take_begun(begun, samples)
+    }
+
+    /// Like [`Trainer::step_async`], with samples that [`Trainer::begin_step`] has read of `samples`.
+    ///
+    /// Errors as [`Trainer::step_async`], and if another step was taken or loaded since.
+    pub fn take_step(&mut self, begun: BegunStep, samples: &dyn Samples) -> Result<()> {
+        let _span = self.span().entered();
+        self.take_begun(begun, samples)
+    }
+
+    fn span(&self) -> Span {
+        trace_span!("step", step = self.progress.step + 1)
+    }
+
+    fn take_begun(&mut self, begun: BegunStep, samples: &dyn Samples) -> Result<()> {
         self.check_window("train")?;
-        let started = Instant::now();
+        let BegunStep { started, batch, waited } = begun;
         let device = self.scope.device().clone();
-        let _span = trace_span!("step", step = self.progress.step + 1).entered();
         let alone = !self.reports.is_unread() && self.versions.is_none();
-        match self.versions.take() {
-            None => device.run(|| match self.is_async() {
-                true => self.launch_step(samples, started),
-                false => self.train_step(samples, started),
-            })?,
-            Some(mut versions) => {
-                let taken = device.run(|| self.train_window(&mut versions, samples, started));
-                self.versions = Some(versions);
-                taken?;
-            }
-        }
+        let (steps, data) = (self.progress.step, self.times.data);
+        let (taken, waited_since) = device.run(|| {
+            waited_during(|| match (batch, self.versions.take()) {
+                (Some(batch), _) => self.train_step(batch, samples, started),
+                (None, None) => self.launch_step(samples, started),
+                (None, Some(mut versions)) => {
+                    let taken = self.train_window(&mut versions, samples, started);
+                    self.versions = Some(versions);
+                    taken
+                }
+            })
+        });
+        taken?;
+        self.times.steps += self.progress.step.saturating_sub(steps);
+        self.times.communication += waited + waited_since;
+        let elsewhere = waited + waited_since + (self.times.data - data);
+        self.times.compute += started.elapsed().saturating_sub(elsewhere);
         let seconds = started.elapsed().as_secs_f64();
         if let Some(step) = self.outstanding.back_mut() {
             step.seconds = seconds;
@@ -119,9 +128,21 @@ impl<M: Model> Trainer<M> {
     }
 
     /// One step, enqueued on the device.
-    fn train_step(&mut self, samples: &dyn Samples, started: Instant) -> Result<()> {
-        // This rank's samples, and the number of elements of each loss term over all ranks.
-        let batch = self.next_batch(samples)?;
+    fn train_step(
+        &mut self,
+        batch: StepBatch,
+        samples: &dyn Samples,
+        started: Instant,
+    ) -> Result<()> {
+        // Of this rank's samples, the number of elements of each loss term over all ranks is known.
+        let (begun, now) = (batch.first_sample, self.progress.consumed_samples);
+        if begun != now {
+            let message = format!(
+                "the step was begun at sample {begun}, and the trainer is at {now}: begin it anew"
+            );
+            return Err(Error::graph("train", message));
+        }
+        self.times.add_data(batch.data_seconds);
         let step = self.in_flight(&batch, started);
         // Step number and learning rate, where the optimizer's kernels read them.
         self.write_step_params()?;
@@ -148,42 +169,6 @@ impl<M: Model> Trainer<M> {
         }
         self.advance(batch.global_batch_size as u64, outcome);
         Ok(())
-    }
-
-    /// Fetches this rank's samples of the next global batch and announces those behind it. Counts the elements of the loss
-    /// terms before the first forward, so that the scale of gradients does not depend on the layout.
-    pub(super) fn next_batch(&self, samples: &dyn Samples) -> Result<StepBatch> {
-        let consumed = self.progress.consumed_samples;
-        let sizes = self.config.batch_size;
-        let data = self.mesh.axis(Axis::Data);
-        let reading = Instant::now();
-        let batches = sizes.read(samples, consumed, data.rank())?;
-        let data_seconds = reading.elapsed().as_secs_f64();
-        let global_batch_size = sizes.global_batch_size(consumed);
-        samples.prefetch(&sizes.batches(consumed + global_batch_size as u64, data.rank()));
-        let counts = LossCounts::new::<M>(&self.model, &batches)?;
-        let ranks = self.data_parallel.loss_ranks();
-        let own = match self.is_async() {
-            // Of a mean over ranks, this one's share; nobody waits for the numbers of others.
-            true => counts.sum(|count| Ok(count * data.size() as f64))?,
-            false => counts.sum(|count| ranks.sum(&self.host, count))?,
-        };
-        let all = match ranks.size() == data.size() || self.is_async() {
-            true => own.clone(),
-            false => counts.sum(|count| data.sum(&self.host, count))?,
-        };
-        let loss_scale = self.loss_scaler.scale();
-        let (seed, length) = (self.config.seed, samples.seq_length());
-        let pass = Context::new(seed, self.progress.step, Mode::Train, global_batch_size, length);
-        Ok(StepBatch {
-            batches,
-            data_seconds,
-            global_batch_size,
-            pass,
-            counts,
-            loss: LossReduction::new(&own, &all, loss_scale),
-            loss_scale,
-        })
     }
 
     /// The host's record of the step.

@@ -11,9 +11,9 @@ use ferrotron_tensor::{DType, Device, Error, Result, Tensor};
 use std::time::Instant;
 use tracing::trace_span;
 
+use super::begin::StepBatch;
 use super::outcome::Outcome;
 use super::report::InFlightStep;
-use super::step::StepBatch;
 use super::{Microbatch, Model, Trainer, TrainerConfig};
 use crate::io::data::Samples;
 use crate::training::loss::LossSums;
@@ -115,6 +115,7 @@ impl<M: Model> Trainer<M> {
     /// Fetches the next step's samples, and counts it: those behind it are fetched before it is taken.
     fn read_step(&mut self, samples: &dyn Samples, started: Instant) -> Result<WindowStep> {
         let batch = self.next_batch(samples)?;
+        self.times.add_data(batch.data_seconds);
         let (given, microbatches) = (self.in_flight(&batch, started), self.upload(&batch)?);
         self.advance(batch.global_batch_size as u64, Outcome::Applied);
         Ok(WindowStep { batch, microbatches, given, losses: None, sums: Vec::new(), sq_norm: 0.0 })

@@ -116,6 +116,7 @@ fn watch(
             eval_iters: None,
             metrics: folder.join("metrics.jsonl"),
             trace: None,
+            straggler_interval: None,
             options: serde_json::Value::Null,
         };
         let samples = Batches(batches.to_vec());
