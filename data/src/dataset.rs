@@ -55,6 +55,19 @@ impl DataConfig {
         Ok(train.into_iter().chain(validation.concat()).filter(|file| is_empty(file)).collect())
     }
 
+    /// Bytes of the files that are text, which each rank tokenizes in memory. Those that cannot be read count nothing.
+    ///
+    /// # Errors
+    /// No path; a folder without data.
+    pub fn text_bytes(&self) -> Result<u64> {
+        let (train, validation) = self.resolved()?;
+        Ok(train
+            .iter()
+            .chain(validation.iter().flatten())
+            .map(|file| shard::text_bytes(file))
+            .sum())
+    }
+
     /// The files to train on, and those of each set to validate on, folders resolved.
     fn resolved(&self) -> Result<(Vec<PathBuf>, Vec<Vec<PathBuf>>)> {
         if self.data.is_empty() {

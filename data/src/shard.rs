@@ -196,6 +196,17 @@ pub(super) fn read_text(path: &Path, purpose: &str) -> Result<String> {
     Err(Error::config("data", message))
 }
 
+/// Bytes of a file if it is text: 0 of a file of tokens, and of one that cannot be opened.
+pub(super) fn text_bytes(path: &Path) -> u64 {
+    if IndexedDataset::index_path(path).is_some() {
+        return 0;
+    }
+    match Input::open(path) {
+        Ok(input) if matches!(input.layout(), Ok(TokenLayout::Text)) => input.bytes,
+        _ => 0,
+    }
+}
+
 /// A file that exists and is not empty.
 struct Input<'a> {
     path: &'a Path,

@@ -3,7 +3,10 @@
 use super::indexed_dataset::with_suffix;
 use crate::tokenizer::Tokenizer;
 use ferrotron_tensor::{Error, Result};
+use serde::Deserialize;
 use serde_json::Value;
+use std::fs::File;
+use std::io::BufReader;
 use std::path::{Path, PathBuf};
 
 /// Errors if `ferrotron tokenize` has made the token file `path` with another tokenizer. A file without a fingerprint may
@@ -12,7 +15,7 @@ pub(crate) fn check(path: &Path, tokenizer: &Tokenizer) -> Result<()> {
     if matches!(tokenizer, Tokenizer::Null(_)) {
         return Ok(());
     }
-    let Some(made_with) = field(path, "tokenizer") else { return Ok(()) };
+    let Some(Fields { tokenizer: made_with, .. }) = fields(path) else { return Ok(()) };
     let (name, size) = (made_with["name"].as_str(), made_with["vocab_size"].as_u64());
     let (Some(name), Some(size)) = (name, size) else { return Ok(()) };
     if (name, size) == (tokenizer.name(), tokenizer.vocab_size() as u64) {
@@ -29,15 +32,22 @@ pub(crate) fn check(path: &Path, tokenizer: &Tokenizer) -> Result<()> {
 
 /// Whether `ferrotron tokenize --prompt-completion` has made the token file `path`; `None` without a fingerprint.
 pub fn holds_pairs(path: &Path) -> Option<bool> {
-    field(path, "options").map(|options| options["prompt_completion"] == true)
+    fields(path).map(|fields| fields.options["prompt_completion"] == true)
 }
 
-/// A field of the fingerprint of a file, if there is one.
-fn field(path: &Path, name: &str) -> Option<Value> {
-    let text = prefixes(path)
-        .find_map(|prefix| std::fs::read(with_suffix(&prefix, ".fingerprint.json")).ok())?;
-    let mut fingerprint: Value = serde_json::from_slice(&text).ok()?;
-    Some(fingerprint[name].take())
+/// The fields of a fingerprint that are looked at: its sources may be many.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Fields {
+    tokenizer: Value,
+    options: Value,
+}
+
+/// The fingerprint of a file, if there is one.
+fn fields(path: &Path) -> Option<Fields> {
+    let file = prefixes(path)
+        .find_map(|prefix| File::open(with_suffix(&prefix, ".fingerprint.json")).ok())?;
+    serde_json::from_reader(BufReader::new(file)).ok()
 }
 
 /// The prefixes that `PREFIX`, `PREFIX.bin`, `PREFIX.idx` and the shard `PREFIX_000000.bin` of llm.c may have.

@@ -9,12 +9,16 @@ use std::path::Path;
 /// Extensions of files of documents, which `ferrotron tokenize` reads.
 const DOCUMENTS: [&str; 6] = ["jsonl", "ndjson", "json", "parquet", "gz", "zst"];
 
+/// Bytes of text from which on token files are recommended.
+const LARGE_TEXT: u64 = 100_000_000;
+
 /// Opens what `config` names, or else the program's own corpus. Empty files are left out, which `warn` is told.
 pub fn open(config: &DataConfig, tokenizer: &Tokenizer, warn: impl Fn(&str)) -> Result<Dataset> {
     if config.data.is_empty() {
         return Dataset::from_text(&text(), tokenizer, config.split);
     }
     warn_of_documents(config, &warn);
+    warn_of_large_texts(config, tokenizer, &warn)?;
     let dataset = Dataset::open(config, tokenizer)?;
     warn_of_empty_files(config, warn)?;
     Ok(dataset)
@@ -27,6 +31,7 @@ pub fn open_with_sets(
     warn: impl Fn(&str),
 ) -> Result<(Dataset, Vec<TokenSource>)> {
     warn_of_documents(config, &warn);
+    warn_of_large_texts(config, tokenizer, &warn)?;
     let opened = Dataset::open_with_sets(config, tokenizer)?;
     warn_of_empty_files(config, warn)?;
     Ok(opened)
@@ -42,6 +47,7 @@ pub fn open_documents(
         return Documents::from_text(&text(), tokenizer)?.split(config.split);
     }
     warn_of_documents(config, &warn);
+    warn_of_large_texts(config, tokenizer, &warn)?;
     let documents = Documents::open(config, tokenizer)?;
     warn_of_empty_files(config, warn)?;
     Ok(documents)
@@ -54,6 +60,7 @@ pub fn open_documents_with_sets(
     warn: impl Fn(&str),
 ) -> Result<(Documents, Documents, Vec<Documents>)> {
     warn_of_documents(config, &warn);
+    warn_of_large_texts(config, tokenizer, &warn)?;
     let opened = Documents::open_with_sets(config, tokenizer)?;
     warn_of_empty_files(config, warn)?;
     Ok(opened)
@@ -80,6 +87,26 @@ fn warn_of_documents(config: &DataConfig, warn: impl Fn(&str)) {
             "warning: '{path}' is read as plain text: ferrotron tokenize --input {path} makes token files of its documents"
         ));
     }
+}
+
+/// Tells `warn` of much text, which each rank is about to tokenize in memory. Bytes are read in place.
+fn warn_of_large_texts(
+    config: &DataConfig,
+    tokenizer: &Tokenizer,
+    warn: impl Fn(&str),
+) -> Result<()> {
+    let bytes = match tokenizer {
+        Tokenizer::Byte => 0,
+        _ => config.text_bytes()?,
+    };
+    if bytes > LARGE_TEXT {
+        warn(&format!(
+            "warning: each rank tokenizes {} MB of text and keeps the tokens in memory: ferrotron tokenize makes token files, \
+             which are read in place",
+            bytes / 1_000_000
+        ));
+    }
+    Ok(())
 }
 
 fn warn_of_empty_files(config: &DataConfig, warn: impl Fn(&str)) -> Result<()> {

@@ -276,6 +276,8 @@ fn every_family_is_trained_on_in_layouts_and_written_again() {
         "gemma2",
         "pythia",
         "neox-sequential",
+        "llama",
+        "llama-biases",
     ];
     for (name, layout) in names.iter().zip(layouts.iter().cycle()) {
         copy(&fixture("families").join(name), &path.join(name));

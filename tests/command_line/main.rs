@@ -41,6 +41,8 @@ mod switches;
 mod tasks;
 mod tasks_in_runs;
 mod tokenize;
+#[cfg(target_os = "linux")]
+mod tokenize_memory;
 mod train_samples;
 mod two_runs;
 mod validation_sets;

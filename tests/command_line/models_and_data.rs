@@ -1,5 +1,6 @@
 //! `generate`, `eval` and `export` with models, prompts and data that are wrong, odd or damaged.
 
+use std::io::{Seek, SeekFrom, Write};
 use std::path::Path;
 use std::process::Output;
 
@@ -281,4 +282,26 @@ fn files_of_documents_are_told_apart_from_text() {
         assert_eq!(told(&output).matches(&warning(file)).count(), 1, "{}", told(&output));
     }
     assert!(!told(&train("text.txt")).contains("is read as plain text"));
+}
+
+/// Bytes are read in place, other text is tokenized in memory.
+#[test]
+fn much_text_is_recommended_to_be_tokenized_once() {
+    let folder = folder_with_text();
+    let path = folder.path();
+    // A sparse file whose last byte ends the call before it is tokenized.
+    let mut file = std::fs::File::create(path.join("large.txt")).unwrap();
+    file.set_len(101_000_000).unwrap();
+    file.seek(SeekFrom::End(0)).unwrap();
+    file.write_all(&[0xff]).unwrap();
+    for (tokenizer, data, told) in
+        [("gpt2", "large.txt", true), ("gpt2", "text.txt", false), ("byte", "large.txt", false)]
+    {
+        let words = ["train", "--data", data, "--valid-data", "text.txt", "--tokenizer", tokenizer];
+        let output = ferrotron(path, &[&words[..], TINY].concat());
+        assert_eq!(output.status.success(), !told);
+        let lines = String::from_utf8_lossy(&output.stderr).into_owned();
+        let warning = "warning: each rank tokenizes 101 MB of text and keeps the tokens in memory: ferrotron tokenize";
+        assert_eq!(lines.contains(warning), told, "{tokenizer} {data}: {lines}");
+    }
 }

@@ -22,7 +22,7 @@ fn write_documents(folder: &Path, megabytes: usize) {
 }
 
 /// Writes documents of so many bytes without a blank or a punctuation mark.
-fn write_long_words(file: &Path, bytes: usize, documents: usize) {
+pub fn write_long_words(file: &Path, bytes: usize, documents: usize) {
     let letter = |i: usize| char::from(b'a' + (i * i % 8191 * 7919 % 26) as u8);
     let line = |document: usize| {
         let word: String = (0..bytes).map(|i| letter(i + document * 31)).collect();
@@ -38,7 +38,7 @@ fn start(folder: &Path) -> Child {
 }
 
 /// The files that were written, by name.
-fn written(folder: &Path) -> Vec<(String, Vec<u8>)> {
+pub fn written(folder: &Path) -> Vec<(String, Vec<u8>)> {
     let names = [".bin", ".idx", ".fingerprint.json"].map(|end| format!("out_text_document{end}"));
     names.map(|name| (name.clone(), std::fs::read(folder.join(name)).unwrap())).to_vec()
 }
@@ -149,114 +149,6 @@ fn a_signal_keeps_the_journal() {
     }
     assert!(start(path).wait().unwrap().success());
     succeeded(ferrotron(path, &["tokenize", "--verify", "out_text_document"]));
-}
-
-/// The largest resident memory of a call in bytes, as Linux counts it.
-#[cfg(target_os = "linux")]
-fn peak(folder: &Path, words: &str) -> u64 {
-    let words = format!("tokenize --output-prefix out {words}");
-    let mut command = Command::new(env!("CARGO_BIN_EXE_ferrotron"));
-    command.current_dir(folder).args(words.split(' ')).stdout(Stdio::null());
-    let mut child = command.stderr(Stdio::null()).spawn().unwrap();
-    let status = format!("/proc/{}/status", child.id());
-    let mut peak = 0;
-    while child.try_wait().unwrap().is_none() {
-        let text = std::fs::read_to_string(&status).unwrap_or_default();
-        let line = text.lines().find_map(|line| line.strip_prefix("VmHWM:"));
-        let kilobytes = line.and_then(|line| line.trim().strip_suffix(" kB")?.parse::<u64>().ok());
-        peak = peak.max(kilobytes.unwrap_or(0) << 10);
-        std::thread::sleep(Duration::from_millis(5));
-    }
-    assert!(child.wait().unwrap().success(), "{words}");
-    for (name, _) in written(folder) {
-        std::fs::remove_file(folder.join(name)).unwrap();
-    }
-    peak
-}
-
-#[cfg(target_os = "linux")]
-#[test]
-fn memory_does_not_grow_with_the_input_or_its_documents() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path();
-    let text = "It was the best of times, it was the worst of times. ".repeat(550_000);
-    // Four documents of 29 MB, and one text of 58 MB in one line.
-    let line = format!("{}\n", serde_json::json!({ "text": text }));
-    std::fs::write(path.join("large.jsonl"), line.repeat(4)).unwrap();
-    std::fs::write(path.join("line.txt"), text.repeat(2)).unwrap();
-    // Two words of 6 MB, and one of 29 MB that is soon encoded.
-    write_long_words(&path.join("words.jsonl"), 6_000_000, 2);
-    let word = serde_json::json!({ "text": " ".repeat(29_000_000) });
-    std::fs::write(path.join("word.jsonl"), word.to_string()).unwrap();
-    for (words, most) in [
-        ("--input line.txt --workers 2", 90),
-        ("--input words.jsonl --workers 2", 110),
-        ("--input word.jsonl --workers 2", 140),
-        ("--input large.jsonl --workers 4", 200),
-        ("--input large.jsonl --workers 4 --tokenizer byte", 200),
-        ("--input line.txt --workers 2 --tokenizer byte", 60),
-    ] {
-        let megabytes = peak(path, words) / 1_000_000;
-        assert!((5..most).contains(&megabytes), "{words}: {megabytes} MB");
-    }
-}
-
-/// The bounds that docs/data.md states for tokenizers whose crate encodes a stretch as a whole, in bytes for each of its bytes.
-#[cfg(target_os = "linux")]
-#[test]
-fn memory_of_other_tokenizers_is_bounded_by_the_longest_word() {
-    use serde_json::json;
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path();
-    let letters: Vec<String> = ('a'..='z').map(String::from).collect();
-    let merged: Vec<String> =
-        letters.iter().zip(&letters[1..]).map(|(a, b)| format!("{a}{b}")).collect();
-    let words = |first: &[&str]| -> Vec<String> {
-        first
-            .iter()
-            .map(|word| word.to_string())
-            .chain(letters.clone())
-            .chain(merged.clone())
-            .collect()
-    };
-    let scores: Vec<_> =
-        words(&["<unk>", "\u{2581}"]).into_iter().map(|word| json!([word, -2.0])).collect();
-    let ids = |words: Vec<String>| -> serde_json::Map<String, serde_json::Value> {
-        words.into_iter().enumerate().map(|(id, word)| (word, id.into())).collect()
-    };
-    let file = |model: serde_json::Value, pre_tokenizer: serde_json::Value| {
-        json!({
-            "version": "1.0", "truncation": null, "padding": null, "added_tokens": [], "normalizer": null,
-            "pre_tokenizer": pre_tokenizer, "post_processor": null, "decoder": null, "model": model
-        })
-    };
-    let unigrams =
-        json!({ "type": "Unigram", "unk_id": 0, "vocab": scores, "byte_fallback": false });
-    let word_pieces = json!({
-        "type": "WordPiece", "unk_token": "[UNK]", "continuing_subword_prefix": "##",
-        "max_input_chars_per_word": 100, "vocab": ids(words(&["[UNK]", ".", "!"]))
-    });
-    let word_pieces = file(word_pieces, json!({ "type": "BertPreTokenizer" }));
-    let metaspace = json!({ "type": "Metaspace", "replacement": "\u{2581}", "prepend_scheme": "always", "split": true });
-    let bytes = 1 << 20;
-    for (name, part) in [("marks", "a.b!"), ("signs", "a\u{2192}")] {
-        let line = json!({ "text": part.repeat(bytes / 4) });
-        std::fs::write(path.join(format!("{name}.jsonl")), line.to_string()).unwrap();
-    }
-    write_long_words(&path.join("word.jsonl"), bytes, 1);
-    std::fs::write(path.join("small.jsonl"), "{\"text\": \"a\"}").unwrap();
-    for (name, tokenizer, input, most) in [
-        ("unigrams.json", file(unigrams, metaspace), "word.jsonl", 150),
-        ("word-pieces.json", word_pieces.clone(), "marks.jsonl", 20),
-        ("word-pieces.json", word_pieces, "signs.jsonl", 45),
-    ] {
-        std::fs::write(path.join(name), tokenizer.to_string()).unwrap();
-        let peak =
-            |input: &str| peak(path, &format!("--input {input} --workers 1 --tokenizer {name}"));
-        let (small, large) = (peak("small.jsonl"), peak(input));
-        let added = (large.saturating_sub(small)) / bytes as u64;
-        assert!(added <= most, "{name}, {input}: {added} bytes for each byte");
-    }
 }
 
 #[test]

@@ -1,6 +1,8 @@
 #!/usr/bin/env python3
 """Score two small made tasks with lm-evaluation-harness, by transformers and by `ferrotron serve`, and compare.
 
+The server runs on one rank, and then on two that share each layer (tensor parallelism); transformers runs once.
+
     python compare_harness.py FERROTRON MODEL_FOLDER
 
 Needs `pip install lm_eval[api,hf]`, or what .ci/requirements.txt has of it, and no network: the tasks are files made here,
@@ -93,6 +95,34 @@ def same(a, b):
         return a == b
 
 
+def served(folder, name, ferrotron, model, longest, ranks):
+    """The results and answers by a server on some ranks, which then ends without an error."""
+    server = subprocess.Popen(
+        [ferrotron, "serve", "--load", model, "--port", "0", *ranks], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        address = server.stdout.readline().split()[-1]
+        found = harness(
+            folder, name, "local-completions",
+            f"model=tiny,base_url={address},tokenizer={model},tokenizer_backend=huggingface,num_concurrent=3,"
+            f"max_length={longest}",
+        )
+    finally:
+        server.terminate()
+        code = server.wait(60)
+    assert code == 0, code
+    return found
+
+
+def compare(wanted, found, name):
+    assert wanted[0] == found[0], f"{name}: the results differ"
+    assert wanted[1].keys() == found[1].keys() and wanted[1]
+    for key, answers in wanted[1].items():
+        pairs = list(zip(flat(answers), flat(found[1][key]), strict=True))
+        assert all(same(*pair) for pair in pairs), (name, key, pairs)
+    print(f"{len(wanted[1])} answers agree")
+
+
 def main():
     ferrotron, model = sys.argv[1], Path(sys.argv[2]).resolve()
     with tempfile.TemporaryDirectory() as name:
@@ -100,28 +130,11 @@ def main():
         write_tasks(folder)
         longest = json.loads((model / "config.json").read_text())["n_positions"]
         wanted = harness(folder, "hf", "hf", f"pretrained={model},dtype=float32")
-        server = subprocess.Popen(
-            [ferrotron, "serve", "--load", model, "--port", "0"], stdout=subprocess.PIPE, text=True
-        )
-        try:
-            address = server.stdout.readline().split()[-1]
-            found = harness(
-                folder, "served", "local-completions",
-                f"model=tiny,base_url={address},tokenizer={model},tokenizer_backend=huggingface,num_concurrent=3,"
-                f"max_length={longest}",
-            )
-        finally:
-            server.terminate()
-            code = server.wait(60)
-    print("transformers:", wanted[0])
-    print("ferrotron:   ", found[0])
-    assert code == 0, code
-    assert wanted[0] == found[0], "the results differ"
-    assert wanted[1].keys() == found[1].keys() and wanted[1]
-    for key, answers in wanted[1].items():
-        pairs = list(zip(flat(answers), flat(found[1][key]), strict=True))
-        assert all(same(*pair) for pair in pairs), (key, pairs)
-    print(f"{len(wanted[1])} answers agree")
+        print("transformers:", wanted[0])
+        for name, ranks in [("one rank", []), ("two ranks", ["--nproc", "2", "--tensor-model-parallel-size", "2"])]:
+            found = served(folder, name.replace(" ", "-"), ferrotron, model, longest, ranks)
+            print(f"ferrotron, {name}:", found[0])
+            compare(wanted, found, name)
 
 
 main()

@@ -233,7 +233,33 @@ fn train_rank<C: GridConfig>(
 
 /// NaN is close to nothing.
 fn close(got: f64, want: f64, scale: f64) -> bool {
-    (got - want).abs() <= 1e-10 * scale
+    within(1e-10, got, want, scale)
+}
+
+fn within(tolerance: f64, got: f64, want: f64, scale: f64) -> bool {
+    (got - want).abs() <= tolerance * scale
+}
+
+/// The first difference over 1e-12 between the losses, gradient norms and gradients of the first steps, or `None`.
+pub fn first_difference(got: &Found, want: &Found) -> Option<String> {
+    for (what, got, want) in [
+        ("loss", got.steps[0].0, want.steps[0].0),
+        ("gradient norm", got.steps[0].1, want.steps[0].1),
+    ] {
+        if !within(1e-12, got, want, want.abs()) {
+            return Some(format!("{what} of step 1: got {got}, want {want}"));
+        }
+    }
+    for (name, want) in &want.gradients {
+        let largest = want.iter().fold(1.0_f64, |largest, x| largest.max(x.abs()));
+        let pairs = got.gradients[name].iter().zip(want).enumerate();
+        for (index, (got, want)) in pairs {
+            if !within(1e-12, *got, *want, largest) {
+                return Some(format!("gradient {name}[{index}]: got {got}, want {want}"));
+            }
+        }
+    }
+    None
 }
 
 /// The first difference between two runs, or `None`.

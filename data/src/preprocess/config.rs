@@ -117,3 +117,11 @@ pub const BATCH: usize = 256 << 10;
 
 /// The largest document: a line, a row, or a text that cannot be cut.
 pub const MAX_DOCUMENT: usize = 32 << 20;
+
+/// The longest stretch of a text that a tokenizer may encode as a whole, with up to a kilobyte of memory for each of its bytes.
+pub const MAX_STRETCH: usize = 128 << 10;
+
+/// The most bytes of Parquet pages and dictionaries in memory, beside a vocabulary of so many tokens, some 500 bytes each.
+pub fn max_pages(vocab_size: usize) -> usize {
+    (228_usize << 20).saturating_sub(500 * vocab_size).max(64 << 20)
+}

@@ -2,8 +2,9 @@
 
 use super::config::AREA;
 use super::cut::CutRule;
-use super::encode::{json_texts, row_texts};
+use super::encode::row_texts;
 use super::input::find;
+use super::json_line::json_texts;
 use super::reader::{InputBatch, Payload, Position, Reader};
 use ferrotron_tensor::{Error, Result};
 use std::path::PathBuf;
@@ -16,7 +17,12 @@ pub fn read_documents(inputs: &[PathBuf], key: &str) -> Result<Vec<String>> {
     let read = || {
         let keys = vec![key.to_string()];
         let sources = find(inputs)?.0;
-        let mut reader = Reader::new(sources, keys.clone(), CutRule::Nowhere, Position::default());
+        let mut reader = Reader::new(
+            sources.into(),
+            keys.clone(),
+            (CutRule::Nowhere, usize::MAX),
+            Position::default(),
+        );
         let mut documents = Vec::new();
         while let Some(batch) = reader.next_batch()? {
             append(&batch, &keys, &mut documents)?;

@@ -1,20 +1,19 @@
 //! Turns a batch into tokens: the work of a worker.
 
 use super::config::{AREA, SequenceLevel};
-use super::cut::{CutRule, PIECE};
+use super::cut::PIECE;
+use super::cutter::Cutter;
+use super::json_line::json_texts;
 use super::reader::{InputBatch, Payload};
 use crate::documents::sentences;
-use crate::tokenizer::Tokenizer;
 use ferrotron_tensor::{Error, Result};
-use serde_json::{Map, Value};
 
 /// The remedy of a line that is broken.
 const SKIP: &str = "; --skip-broken-lines leaves such lines out";
 
 /// The state that all workers share.
 pub struct Encoder {
-    pub tokenizer: Tokenizer,
-    pub cut: CutRule,
+    pub cut: Cutter,
     pub keys: Vec<String>,
     pub sequence_level: SequenceLevel,
     pub skip_broken_lines: bool,
@@ -97,6 +96,10 @@ impl Encoder {
                     );
                     Error::new(error.kind(), AREA, message)
                 };
+                let too_long = self.cut.too_long(piece, self.sequence_level);
+                if let Some(why) = too_long.map_err(in_text)? {
+                    return Err(in_text(Error::io(AREA, why)));
+                }
                 let in_sentences = self.sequence_level == SequenceLevel::Sentence;
                 match in_sentences {
                     true => self.paragraphs(piece, &mut output),
@@ -150,28 +153,51 @@ impl Encoder {
 
     /// Appends the texts of a line or row. Returns why nothing was appended, if they are broken.
     fn texts<T: AsRef<str>>(&self, texts: &[T], output: &mut Output) -> Result<Option<String>> {
+        for text in texts {
+            if let Some(why) = self.cut.too_long(text.as_ref(), self.sequence_level)? {
+                return Ok(Some(why));
+            }
+        }
         if self.sequence_level != SequenceLevel::PromptAndCompletion {
             let mut columns = texts.iter().enumerate();
             return columns
                 .try_for_each(|(column, text)| self.document(text.as_ref(), column, output))
                 .map(|()| None);
         }
-        let out = &mut output.columns[0];
-        let start = out.tokens.len();
-        let mut ends = [start; 2];
-        for ((text, key), place) in texts.iter().zip(&self.keys).zip(0..) {
-            let before = out.tokens.len();
-            self.pieces(text.as_ref(), |tokens| {
-                out.tokens.extend_from_slice(tokens);
-                Ok(())
-            })?;
-            ends[place] = out.tokens.len();
-            if text.as_ref().trim().is_empty() || ends[place] == before {
-                out.tokens.truncate(start);
-                return Ok(Some(format!("the value of '{key}' is empty")));
+        self.pair(texts, output)
+    }
+
+    /// Appends a prompt and its completion. Returns why nothing was appended, if one of them is empty.
+    fn pair<T: AsRef<str>>(&self, texts: &[T], output: &mut Output) -> Result<Option<String>> {
+        let is_long = texts.iter().map(|text| text.as_ref().len()).sum::<usize>() > PIECE;
+        let empty = |key: &String| Ok(Some(format!("the value of '{key}' is empty")));
+        for (text, key) in texts.iter().zip(&self.keys) {
+            let text = text.as_ref();
+            // The tokens of a long prompt are given on before its completion is encoded.
+            if text.trim().is_empty() || is_long && !self.cut.has_token(text)? {
+                return empty(key);
             }
         }
-        out.ends.extend([End::Sequence(ends[0]), End::Document(ends[1])]);
+        let out = &output.columns[0];
+        let (tokens, ends) = (out.tokens.len(), out.ends.len());
+        for ((text, key), end) in texts.iter().zip(&self.keys).zip([End::Sequence, End::Document]) {
+            let before = output.columns[0].tokens.len();
+            if is_long {
+                self.text(text.as_ref(), 0, output)?;
+            } else {
+                self.cut.encode(text.as_ref(), |part| {
+                    output.columns[0].tokens.extend_from_slice(part);
+                    Ok(())
+                })?;
+            }
+            let out = &mut output.columns[0];
+            if !is_long && out.tokens.len() == before {
+                out.tokens.truncate(tokens);
+                out.ends.truncate(ends);
+                return empty(key);
+            }
+            out.ends.push(end(out.tokens.len()));
+        }
         output.give_if_many()?;
         Ok(None)
     }
@@ -229,54 +255,11 @@ impl Encoder {
 
     /// Appends the tokens of a text.
     fn text(&self, text: &str, column: usize, output: &mut Output) -> Result<()> {
-        self.pieces(text, |tokens| {
+        self.cut.encode(text, |tokens| {
             output.columns[column].tokens.extend_from_slice(tokens);
             output.give_if_many()
         })
     }
-
-    /// Calls `take` with the tokens of a text, part by part. A long text is cut into pieces.
-    fn pieces(&self, mut text: &str, mut take: impl FnMut(&[u32]) -> Result<()>) -> Result<()> {
-        while let Some(cut) = self.cut.find(text, PIECE) {
-            self.tokenizer.encode_parts(&text[..cut.start], &mut take)?;
-            text = &text[cut.end..];
-        }
-        self.tokenizer.encode_parts(text, &mut take)
-    }
-}
-
-/// The strings under `keys` of the JSON object in a line; none if the line is blank. Errors with the reason.
-pub fn json_texts(
-    line: &[u8],
-    number: u64,
-    keys: &[String],
-) -> std::result::Result<Option<Vec<String>>, String> {
-    let line = match number {
-        1 => line.strip_prefix(b"\xEF\xBB\xBF").unwrap_or(line),
-        _ => line,
-    };
-    if line.trim_ascii().is_empty() {
-        return Ok(None);
-    }
-    let mut object = serde_json::from_slice::<Map<String, Value>>(line).map_err(|error| {
-        let why = error.to_string();
-        let why = why.rsplit_once(" at line ").map_or(why.as_str(), |(why, _)| why);
-        format!("no JSON object: {why}, column {}", error.column())
-    })?;
-    for key in keys {
-        match object.get(key) {
-            Some(Value::String(_)) => {}
-            Some(other) => {
-                return Err(format!("the value of '{key}' is no string, but {}", kind(other)));
-            }
-            None => return Err(format!("no key '{key}'; it has {}", names(&object))),
-        }
-    }
-    let text = |key: &String| match object.remove(key) {
-        Some(Value::String(text)) => text,
-        _ => String::new(),
-    };
-    Ok(Some(keys.iter().map(text).collect()))
 }
 
 /// The strings of a row, one of each column. Errors with the reason.
@@ -298,24 +281,4 @@ pub fn row_texts<'a>(
 
 fn broken(batch: &InputBatch, what: &str, number: u64, why: &str) -> Error {
     Error::io(AREA, format!("'{}', {what} {number}: {why}", batch.name))
-}
-
-fn kind(value: &Value) -> &'static str {
-    match value {
-        Value::Null => "null",
-        Value::Bool(_) => "a boolean",
-        Value::Number(_) => "a number",
-        Value::String(_) => "a string",
-        Value::Array(_) => "a list",
-        Value::Object(_) => "an object",
-    }
-}
-
-/// The first keys of an object, for messages.
-fn names(object: &Map<String, Value>) -> String {
-    let names: Vec<String> = object.keys().take(8).map(|key| format!("'{key}'")).collect();
-    match names.is_empty() {
-        true => "none".to_string(),
-        false => names.join(", "),
-    }
 }

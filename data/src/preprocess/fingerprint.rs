@@ -1,20 +1,21 @@
 //! The fingerprint beside token files: what they were made of, and their hashes.
 
 use super::config::{AREA, PreprocessConfig, SequenceLevel, TokenFormat};
-use super::input::Source;
+use super::hexadecimal::hexadecimal;
+use super::input::{self, Source};
 use super::journal::Journal;
 use super::output::OutputCounts;
 use crate::indexed_dataset::with_suffix;
 use crate::token_type::TokenType;
 use crate::tokenizer::Tokenizer;
 use ferrotron_tensor::{Error, Result};
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
-use std::fmt::Write;
 use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 /// The contents of `PREFIX.fingerprint.json`.
@@ -23,7 +24,8 @@ pub struct PreprocessFingerprint {
     /// The tokenizer's name, number of token ids, and the SHA-256 of its JSON.
     pub tokenizer: Value,
     /// The files that were read, with their sizes.
-    pub sources: Vec<Value>,
+    #[serde(serialize_with = "write_sources", deserialize_with = "read_sources")]
+    pub sources: Arc<[Source]>,
     /// The options that decide the bytes.
     pub options: Value,
     /// The key whose texts these are.
@@ -40,6 +42,19 @@ pub struct PreprocessFingerprint {
     pub token_type: String,
     /// The files.
     pub files: Vec<HashedFile>,
+}
+
+fn write_sources<S: Serializer>(
+    sources: &Arc<[Source]>,
+    serializer: S,
+) -> std::result::Result<S::Ok, S::Error> {
+    serializer.collect_seq(sources.iter())
+}
+
+fn read_sources<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> std::result::Result<Arc<[Source]>, D::Error> {
+    Vec::deserialize(deserializer).map(Arc::from)
 }
 
 /// A file with its size and hash.
@@ -80,7 +95,7 @@ pub fn settings(config: &PreprocessConfig, tokenizer: &Tokenizer, sources: &[Sou
             "sha256": hexadecimal(&Sha256::digest(json.as_bytes())),
         },
         "options": options,
-        "sources": sources.iter().map(Source::to_json).collect::<Vec<_>>(),
+        "sources": input::summary(sources),
     })
 }
 
@@ -90,7 +105,7 @@ impl PreprocessFingerprint {
     /// # Errors
     /// A file that cannot be read.
     pub(super) fn new(
-        journal: &Journal,
+        (journal, sources): (&Journal, &Arc<[Source]>),
         key: &str,
         counts: &OutputCounts,
         token_type: TokenType,
@@ -103,10 +118,9 @@ impl PreprocessFingerprint {
             hashed.push(file);
         }
         let Journal { settings, skipped, .. } = journal;
-        let source = |source: &Value| json!({ "path": source["path"], "bytes": source["bytes"] });
         Ok(Some(PreprocessFingerprint {
             tokenizer: settings["tokenizer"].clone(),
-            sources: settings["sources"].as_array().into_iter().flatten().map(source).collect(),
+            sources: sources.clone(),
             options: settings["options"].clone(),
             key: key.to_string(),
             documents: counts.documents,
@@ -144,11 +158,4 @@ impl HashedFile {
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         Ok(Some(HashedFile { name, bytes, sha256: hexadecimal(&hash.finalize()) }))
     }
-}
-
-fn hexadecimal(bytes: &[u8]) -> String {
-    bytes.iter().fold(String::new(), |mut text, byte| {
-        let _ = write!(text, "{byte:02x}");
-        text
-    })
 }

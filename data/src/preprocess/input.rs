@@ -1,8 +1,12 @@
 //! The files that are read: found in folders, sorted, recognised by their extensions.
 
 use super::config::AREA;
+use super::hexadecimal::hexadecimal;
 use ferrotron_tensor::{Error, Result};
+use serde::{Deserialize, Serialize, Serializer};
 use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
+use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use std::time::UNIX_EPOCH;
 
@@ -25,29 +29,47 @@ pub enum Compression {
     Zstd,
 }
 
-/// A file, with what shows that it is the same one later.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// A file that was read.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Source {
+    /// The path.
+    #[serde(serialize_with = "as_text")]
     pub path: PathBuf,
+    /// The size.
     pub bytes: u64,
     /// The time of its last change, in nanoseconds since 1970.
+    #[serde(skip)]
     modified: u64,
+}
+
+/// Writes a path as text, with replacement characters for what is not UTF-8.
+fn as_text<S: Serializer>(path: &Path, serializer: S) -> std::result::Result<S::Ok, S::Error> {
+    serializer.collect_str(&path.display())
+}
+
+/// The fields of sources that a journal compares: their number, their bytes, and a hash of paths, sizes and times.
+pub fn summary(sources: &[Source]) -> Value {
+    let mut hash = Sha256::new();
+    for Source { path, bytes, modified } in sources {
+        let path = path.as_os_str().as_encoded_bytes();
+        for number in [path.len() as u64, *bytes, *modified] {
+            hash.update(number.to_le_bytes());
+        }
+        hash.update(path);
+    }
+    let bytes: u64 = sources.iter().map(|source| source.bytes).sum();
+    json!({ "count": sources.len(), "bytes": bytes, "sha256": hexadecimal(&hash.finalize()) })
 }
 
 impl Source {
     /// The content and the compression, by the extensions: anything unknown is text.
-    pub fn kind(&self) -> (Content, Compression) {
+    pub(super) fn kind(&self) -> (Content, Compression) {
         let (content, compression) = recognised(&self.path);
         (content.unwrap_or(Content::Text), compression)
     }
 
-    /// The fields that a journal compares.
-    pub fn to_json(&self) -> Value {
-        json!({ "path": self.name(), "bytes": self.bytes, "modified": self.modified })
-    }
-
     /// The path, for messages.
-    pub fn name(&self) -> String {
+    pub(super) fn name(&self) -> String {
         self.path.display().to_string()
     }
 }
@@ -100,14 +122,15 @@ pub fn find(inputs: &[PathBuf]) -> Result<(Vec<Source>, Vec<PathBuf>)> {
             empty.push(path);
             continue;
         }
-        if sources.iter().any(|source: &Source| source.path == path) {
-            let message = format!("--input: '{}' is named twice", path.display());
-            return Err(Error::config(AREA, message));
-        }
         let modified =
             metadata.modified().ok().and_then(|time| time.duration_since(UNIX_EPOCH).ok());
         let modified = modified.map_or(0, |time| time.as_nanos() as u64);
         sources.push(Source { path, bytes: metadata.len(), modified });
+    }
+    let mut seen = HashSet::new();
+    if let Some(twice) = sources.iter().find(|source: &&Source| !seen.insert(&source.path)) {
+        let message = format!("--input: '{}' is named twice", twice.path.display());
+        return Err(Error::config(AREA, message));
     }
     if sources.is_empty() {
         return Err(Error::config(AREA, "--input: every file is empty"));

@@ -7,13 +7,14 @@ use crate::indexed_dataset::with_suffix;
 use ferrotron_tensor::{Error, Result};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use std::io::Write;
+use std::fs::File;
+use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 /// An entry.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Journal {
-    /// The settings that decide the bytes of the files: options, tokenizer and sources.
+    /// The settings that decide the bytes of the files: options, tokenizer, and number, bytes and hash of the sources.
     pub settings: Value,
     pub position: Position,
     /// Bytes of the sources in front of it.
@@ -76,20 +77,26 @@ impl Journal {
     /// A full disk.
     pub fn write(&self, path: &Path) -> Result<()> {
         let text = serde_json::to_string(self).expect("it has no map but of strings");
-        replace(path, text.as_bytes())
+        replace(path, |file| file.write_all(text.as_bytes()))
     }
 }
 
 /// Writes a file that is there as a whole or not at all.
-pub fn replace(path: &Path, bytes: &[u8]) -> Result<()> {
+///
+/// # Errors
+/// A full disk.
+pub fn replace(
+    path: &Path,
+    write: impl FnOnce(&mut BufWriter<File>) -> io::Result<()>,
+) -> Result<()> {
     let part = with_suffix(path, ".part");
     let write = || {
-        let mut file = std::fs::File::create(&part)?;
-        file.write_all(bytes)?;
-        file.sync_data()?;
+        let mut file = BufWriter::new(File::create(&part)?);
+        write(&mut file)?;
+        file.into_inner()?.sync_data()?;
         std::fs::rename(&part, path)
     };
-    write().map_err(|error: std::io::Error| {
+    write().map_err(|error: io::Error| {
         Error::io(AREA, format!("cannot write '{}': {error}", path.display()))
     })
 }

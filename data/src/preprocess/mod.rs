@@ -12,13 +12,18 @@
 mod compressed;
 mod config;
 mod cut;
+mod cutter;
 mod documents;
 mod encode;
 mod fingerprint;
 mod flat_file;
+mod hexadecimal;
 mod input;
 mod journal;
+mod json_line;
 mod output;
+mod parquet_codec;
+mod parquet_header;
 mod parquet_pages;
 mod parquet_rows;
 mod pipeline;
@@ -30,6 +35,7 @@ mod verify;
 pub use config::{PreprocessConfig, SequenceLevel, TokenFormat};
 pub use documents::read_documents;
 pub use fingerprint::{HashedFile, PreprocessFingerprint};
+pub use input::Source;
 pub use run::{PreprocessProgress, PreprocessReport, preprocess};
 pub use verify::{Verified, verify};
 

@@ -1,52 +1,105 @@
-//! Reads the pages of Parquet columns that are compressed by Zstandard, without a C library.
+//! Reads the pages of Parquet columns, without a C library and without the memory of a page as it is compressed.
 //!
-//! The crate `parquet` reads files of all other kinds that are accepted. A column chunk is a run of pages: a header in
-//! Thrift's compact protocol (`PageHeader` of `parquet.thrift`), and a body of as many bytes as the header says. Of data
-//! pages of version 2, the levels in front of the values are not compressed.
+//! A column chunk is a run of pages: a header, and a body of as many bytes as the header says. Of data pages of version 2,
+//! the levels in front of the values are not compressed. A page can only be read as a whole, and a dictionary stays as
+//! long as its column chunk, so both are refused where they take too much memory.
 
+use super::parquet_codec::{Codec, decompress};
+use super::parquet_header::{PageHeader, PageKind, damaged};
 use parquet::basic::Encoding;
 use parquet::column::page::{Page, PageMetadata, PageReader};
 use parquet::errors::{ParquetError, Result};
-use ruzstd::decoding::{BlockDecodingStrategy::UptoBytes, FrameDecoder};
-use std::collections::BTreeMap;
-use std::fmt::Display;
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Seek, SeekFrom, Take};
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-/// Structs within a struct of a header, at most: those of a format that is still unknown.
-const DEPTH: usize = 8;
+/// The bytes that the dictionaries and pages of all columns may have together.
+#[derive(Clone)]
+pub struct PageLimit {
+    bytes: usize,
+    held: Arc<AtomicUsize>,
+}
+
+impl PageLimit {
+    pub fn new(bytes: usize) -> PageLimit {
+        PageLimit { bytes, held: Arc::default() }
+    }
+}
+
+/// The bytes of the dictionary and the page of a column chunk.
+struct PageRoom {
+    limit: PageLimit,
+    dictionary: usize,
+    page: usize,
+}
+
+impl PageRoom {
+    /// Counts a page that comes in place of the one before, or a dictionary.
+    ///
+    /// # Errors
+    /// More than the limit.
+    fn take(&mut self, header: &PageHeader) -> Result<()> {
+        let (place, encoding) = match header.kind {
+            PageKind::Index => return Ok(()),
+            PageKind::Dictionary => (&mut self.dictionary, None),
+            PageKind::Data => (&mut self.page, Some(header.fields.count(2)?)),
+            PageKind::DataV2 => (&mut self.page, Some(header.fields.count(4)?)),
+        };
+        let PageLimit { bytes: most, held } = &self.limit;
+        let bytes = header.uncompressed.max(header.compressed);
+        let before = std::mem::take(place);
+        let others = held.fetch_sub(before, Relaxed) - before;
+        // Decoders of other encodings than the plain one keep a page until they have the next.
+        let others = others + if encoding == Some(0) { 0 } else { before };
+        if bytes > most.saturating_sub(others) {
+            let (what, are) = match header.kind {
+                PageKind::Dictionary => ("a dictionary", "pages"),
+                _ => ("a page", "dictionaries and pages of other columns"),
+            };
+            let message = format!(
+                "{what} of {bytes} bytes beside {others} bytes of {are}, together more than {most}: write fewer rows to a \
+                 page (pyarrow: write_batch_size), without a dictionary (use_dictionary=False)"
+            );
+            return Err(ParquetError::General(message));
+        }
+        *place = bytes;
+        held.fetch_add(bytes, Relaxed);
+        Ok(())
+    }
+}
+
+impl Drop for PageRoom {
+    fn drop(&mut self) {
+        self.limit.held.fetch_sub(self.dictionary + self.page, Relaxed);
+    }
+}
 
 /// The pages of one column chunk.
-pub struct ZstdPages {
+pub struct ColumnPages {
     file: Take<BufReader<File>>,
+    codec: Codec,
+    room: PageRoom,
     /// The header that was read ahead of its body.
     header: Option<PageHeader>,
 }
 
-struct PageHeader {
-    kind: PageKind,
-    compressed: usize,
-    uncompressed: usize,
-    fields: Fields,
-}
-
-enum PageKind {
-    Data,
-    Index,
-    Dictionary,
-    DataV2,
-}
-
-impl ZstdPages {
+impl ColumnPages {
     /// The pages of the `length` bytes from `start` on.
     ///
     /// # Errors
     /// A file that cannot be opened.
-    pub fn open(path: &Path, (start, length): (u64, u64)) -> Result<ZstdPages> {
+    pub fn open(
+        path: &Path,
+        (start, length): (u64, u64),
+        codec: Codec,
+        limit: &PageLimit,
+    ) -> Result<ColumnPages> {
         let mut file = BufReader::with_capacity(1 << 16, File::open(path)?);
         file.seek(SeekFrom::Start(start))?;
-        Ok(ZstdPages { file: file.take(length), header: None })
+        let room = PageRoom { limit: limit.clone(), dictionary: 0, page: 0 };
+        Ok(ColumnPages { file: file.take(length), codec, room, header: None })
     }
 
     /// Reads the next header, if there is one and it was not read before.
@@ -72,37 +125,27 @@ impl ZstdPages {
             return Err(early());
         }
         let mut body = (&mut self.file).take(header.compressed as u64);
-        if !is_compressed || header.compressed == plain {
-            let mut whole = Vec::new();
-            body.read_to_end(&mut whole)?;
-            return if whole.len() < header.compressed { Err(early()) } else { Ok(whole) };
+        if self.codec == Codec::Plain || !is_compressed || header.compressed == plain {
+            let mut whole = vec![0; header.compressed];
+            body.read_exact(&mut whole).map_err(|_| early())?;
+            return Ok(whole);
         }
         let mut whole = vec![0; header.uncompressed];
         body.read_exact(&mut whole[..plain]).map_err(|_| early())?;
-        let (mut out, wrong) =
-            (&mut whole[plain..], |error: &dyn Display| damaged(&error.to_string()));
-        // Its window is as large as the page, and goes with it.
-        let mut decoder = FrameDecoder::new();
-        while body.limit() > 0 {
-            decoder.reset(&mut body).map_err(|error| wrong(&error))?;
-            while !decoder.is_finished() {
-                let decoded = decoder.decode_blocks(&mut body, UptoBytes(1 << 20));
-                decoded.map_err(|error| wrong(&error))?;
-                let read = decoder.read(out)?;
-                out = &mut out[read..];
-                if decoder.can_collect() > 0 {
-                    return Err(damaged("a page has more bytes than its header says"));
-                }
-            }
-        }
-        match out.is_empty() {
-            true => Ok(whole),
-            false => Err(damaged("a page has fewer bytes than its header says")),
+        decompress(self.codec, &mut body, &mut whole[plain..])?;
+        Ok(whole)
+    }
+
+    fn skip_body(&mut self, header: &PageHeader) -> Result<()> {
+        let mut body = (&mut self.file).take(header.compressed as u64);
+        match std::io::copy(&mut body, &mut std::io::sink())? == header.compressed as u64 {
+            true => Ok(()),
+            false => Err(damaged("a page ends too early")),
         }
     }
 }
 
-impl Iterator for ZstdPages {
+impl Iterator for ColumnPages {
     type Item = Result<Page>;
 
     fn next(&mut self) -> Option<Self::Item> {
@@ -110,14 +153,15 @@ impl Iterator for ZstdPages {
     }
 }
 
-impl PageReader for ZstdPages {
+impl PageReader for ColumnPages {
     fn get_next_page(&mut self) -> Result<Option<Page>> {
         while self.read_header()?.is_some() {
             let Some(header) = self.header.take() else { break };
+            self.room.take(&header)?;
             let number = |field| header.fields.count(field);
             let page = match header.kind {
                 PageKind::Index => {
-                    self.read_body(&header, 0, false)?;
+                    self.skip_body(&header)?;
                     continue;
                 }
                 PageKind::Data => Page::DataPage {
@@ -181,122 +225,10 @@ impl PageReader for ZstdPages {
     fn skip_next_page(&mut self) -> Result<()> {
         self.read_header()?;
         match self.header.take() {
-            Some(header) => self.read_body(&header, 0, false).map(drop),
+            Some(header) => self.skip_body(&header),
             None => Ok(()),
         }
     }
-}
-
-impl PageHeader {
-    fn read(input: &mut impl Read) -> Result<PageHeader> {
-        let fields = Fields::read(input, DEPTH)?;
-        let (kind, place) = match fields.count(1)? {
-            0 => (PageKind::Data, 5),
-            1 => (PageKind::Index, 6),
-            2 => (PageKind::Dictionary, 7),
-            3 => (PageKind::DataV2, 8),
-            other => return Err(damaged(&format!("a page has the unknown type {other}"))),
-        };
-        let (uncompressed, compressed) = (fields.count(2)? as usize, fields.count(3)? as usize);
-        let mut fields = fields;
-        let Some(Field::Struct(fields)) = fields.0.remove(&place) else {
-            return Err(damaged("a page header lacks the part of its type"));
-        };
-        Ok(PageHeader { kind, compressed, uncompressed, fields })
-    }
-}
-
-/// The fields of a struct in Thrift's compact protocol, by number.
-struct Fields(BTreeMap<i16, Field>);
-
-enum Field {
-    Number(i64),
-    Flag(bool),
-    Struct(Fields),
-    /// A value of a type that page headers do not need.
-    Other,
-}
-
-impl Fields {
-    fn read(input: &mut impl Read, depth: usize) -> Result<Fields> {
-        if depth == 0 {
-            return Err(damaged("a page header is nested too deeply"));
-        }
-        let (mut fields, mut number) = (BTreeMap::new(), 0_i16);
-        loop {
-            let head = byte(input)?;
-            if head == 0 {
-                return Ok(Fields(fields));
-            }
-            number = match head >> 4 {
-                0 => zigzag(varint(input)?) as i16,
-                step => number.saturating_add(step.into()),
-            };
-            fields.insert(number, Field::read(input, head & 0xF, depth)?);
-        }
-    }
-
-    /// A number that is not below 0.
-    fn count(&self, field: i16) -> Result<u32> {
-        let number = match self.0.get(&field) {
-            Some(&Field::Number(number)) => u32::try_from(number).ok(),
-            _ => None,
-        };
-        number.ok_or_else(|| damaged(&format!("a page header has no number in field {field}")))
-    }
-
-    fn flag(&self, field: i16) -> Option<bool> {
-        match self.0.get(&field) {
-            Some(&Field::Flag(flag)) => Some(flag),
-            _ => None,
-        }
-    }
-}
-
-impl Field {
-    fn read(input: &mut impl Read, kind: u8, depth: usize) -> Result<Field> {
-        Ok(match kind {
-            1 | 2 => Field::Flag(kind == 1),
-            3 => Field::Number(i64::from(byte(input)?)),
-            4..=6 => Field::Number(zigzag(varint(input)?)),
-            7 => skip(input, 8)?,
-            8 => {
-                let bytes = varint(input)?;
-                skip(input, bytes)?
-            }
-            12 => Field::Struct(Fields::read(input, depth - 1)?),
-            other => return Err(damaged(&format!("a page header has a field of type {other}"))),
-        })
-    }
-}
-
-fn skip(input: &mut impl Read, bytes: u64) -> Result<Field> {
-    match std::io::copy(&mut input.take(bytes), &mut std::io::sink())? == bytes {
-        true => Ok(Field::Other),
-        false => Err(damaged("a page header ends too early")),
-    }
-}
-
-fn byte(input: &mut impl Read) -> Result<u8> {
-    let mut byte = [0];
-    input.read_exact(&mut byte)?;
-    Ok(byte[0])
-}
-
-fn varint(input: &mut impl Read) -> Result<u64> {
-    let mut number = 0;
-    for shift in (0..64).step_by(7) {
-        let byte = byte(input)?;
-        number |= u64::from(byte & 0x7F) << shift;
-        if byte < 0x80 {
-            return Ok(number);
-        }
-    }
-    Err(damaged("a page header has a number of more than 64 bits"))
-}
-
-fn zigzag(number: u64) -> i64 {
-    (number >> 1) as i64 ^ -((number & 1) as i64)
 }
 
 /// The encodings of `parquet.thrift` by number.
@@ -314,8 +246,4 @@ fn encoding(number: u32) -> Result<Encoding> {
         9 => Encoding::BYTE_STREAM_SPLIT,
         other => return Err(damaged(&format!("a page has the unknown encoding {other}"))),
     })
-}
-
-fn damaged(why: &str) -> ParquetError {
-    ParquetError::General(why.to_string())
 }

@@ -1,10 +1,11 @@
 //! Reads columns of strings from a Parquet file, a few rows at a time.
 
 use super::config::{AREA, BATCH, MAX_DOCUMENT};
-use super::parquet_pages::ZstdPages;
+use super::parquet_codec::Codec;
+use super::parquet_pages::{ColumnPages, PageLimit};
 use super::quiet_panics::catch_quietly;
 use ferrotron_tensor::{Error, Result};
-use parquet::basic::{Compression, Encoding, Type as PhysicalType};
+use parquet::basic::{Encoding, Type as PhysicalType};
 use parquet::column::page::{Page, PageMetadata, PageReader};
 use parquet::column::reader::{ColumnReaderImpl, get_column_reader, get_typed_column_reader};
 use parquet::data_type::{ByteArray, ByteArrayType};
@@ -23,6 +24,7 @@ const ROWS: usize = 64;
 pub struct ParquetRows {
     file: SerializedFileReader<File>,
     path: PathBuf,
+    limit: PageLimit,
     /// The places of the columns.
     columns: Vec<usize>,
     /// The row group at hand, its columns, and its rows that are left.
@@ -35,11 +37,17 @@ pub struct ParquetRows {
 }
 
 impl ParquetRows {
-    /// Opens the columns `keys` at row `at`.
+    /// Opens the columns `keys` at row `at`. Their dictionaries and pages may have `most` bytes together.
     ///
     /// # Errors
     /// A file that is no Parquet; a column that is missing or has no plain strings.
-    pub fn open(path: &Path, name: &str, keys: &[String], at: u64) -> Result<ParquetRows> {
+    pub fn open(
+        path: &Path,
+        name: &str,
+        keys: &[String],
+        at: u64,
+        most: usize,
+    ) -> Result<ParquetRows> {
         let file = File::open(path).map_err(ParquetError::from).and_then(SerializedFileReader::new);
         let file = file.map_err(|error| unreadable(name, &error))?;
         let schema = file.metadata().file_metadata().schema_descr();
@@ -73,6 +81,7 @@ impl ParquetRows {
         let mut opened = ParquetRows {
             file,
             path: path.to_path_buf(),
+            limit: PageLimit::new(most),
             columns,
             group: 0,
             readers: Vec::new(),
@@ -148,10 +157,9 @@ impl ParquetRows {
         self.readers.clear();
         for &column in &self.columns {
             let chunk = group.metadata().column(column);
-            let pages: Box<dyn PageReader> = match chunk.compression() {
-                Compression::ZSTD(_) => Box::new(ZstdPages::open(&self.path, chunk.byte_range())?),
-                _ => group.get_column_page_reader(column)?,
-            };
+            let codec = Codec::new(chunk.compression())
+                .ok_or_else(|| ParquetError::General("an unknown compression".to_string()))?;
+            let pages = ColumnPages::open(&self.path, chunk.byte_range(), codec, &self.limit)?;
             let pages = Box::new(OneLargePage { pages, is_held: false });
             let reader = get_column_reader(chunk.column_descr_ptr(), pages);
             self.readers.push(get_typed_column_reader(reader));
@@ -209,7 +217,7 @@ fn read_column(
 /// Pages of a column. Behind a large one comes an empty one: the column's reader lets go of a page when it gets the next,
 /// which would else be in memory as well.
 struct OneLargePage {
-    pages: Box<dyn PageReader>,
+    pages: ColumnPages,
     /// Whether the reader has a large page.
     is_held: bool,
 }
@@ -274,18 +282,12 @@ fn check_compression(
     let chunks = chunks.flat_map(|group| columns.iter().map(|&column| group.column(column)));
     for chunk in chunks {
         let kind = chunk.compression();
-        match kind {
-            Compression::UNCOMPRESSED
-            | Compression::SNAPPY
-            | Compression::GZIP(_)
-            | Compression::ZSTD(_) => {}
-            _ => {
-                let message = format!(
-                    "cannot read '{name}': column '{}' is compressed by {kind}: write it with snappy, gzip, zstd or none",
-                    chunk.column_path().string()
-                );
-                return Err(Error::io(AREA, message));
-            }
+        if Codec::new(kind).is_none() {
+            let message = format!(
+                "cannot read '{name}': column '{}' is compressed by {kind}: write it with snappy, gzip, zstd or none",
+                chunk.column_path().string()
+            );
+            return Err(Error::io(AREA, message));
         }
     }
     Ok(())

@@ -58,9 +58,11 @@ impl Payload {
 
 /// Reads the sources one after another.
 pub struct Reader {
-    sources: Vec<Source>,
+    sources: Arc<[Source]>,
     keys: Vec<String>,
     cut: CutRule,
+    /// The most bytes of Parquet pages in memory.
+    pages: usize,
     at: Position,
     open: Option<Open>,
     /// Bytes of the files in front of the open one, and those read of it.
@@ -74,10 +76,15 @@ enum Open {
 }
 
 impl Reader {
-    /// Reads from `at` on. `cut` says where a text may be cut.
-    pub fn new(sources: Vec<Source>, keys: Vec<String>, cut: CutRule, at: Position) -> Reader {
+    /// Reads from `at` on. `cut` says where a text may be cut, and `pages` how many bytes of Parquet pages may be in memory.
+    pub fn new(
+        sources: Arc<[Source]>,
+        keys: Vec<String>,
+        (cut, pages): (CutRule, usize),
+        at: Position,
+    ) -> Reader {
         let before = sources[..at.source].iter().map(|source| source.bytes).sum();
-        Reader { sources, keys, cut, at, open: None, before, count: Arc::default() }
+        Reader { sources, keys, cut, pages, at, open: None, before, count: Arc::default() }
     }
 
     /// The next batch; none at the end of the last source.
@@ -134,7 +141,7 @@ impl Reader {
     fn open_source(&self, source: &Source, name: &str) -> Result<Open> {
         let (content, compression) = source.kind();
         if content == Content::Parquet {
-            return ParquetRows::open(&source.path, name, &self.keys, self.at.offset)
+            return ParquetRows::open(&source.path, name, &self.keys, self.at.offset, self.pages)
                 .map(Open::Rows);
         }
         if content == Content::Text && self.keys.len() > 1 {

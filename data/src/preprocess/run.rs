@@ -1,10 +1,11 @@
 //! One call: from the sources to the named files, or to a journal.
 
-use super::config::{AREA, PreprocessConfig, SequenceLevel, TokenFormat};
+use super::config::{self, AREA, PreprocessConfig, SequenceLevel, TokenFormat};
 use super::cut::CutRule;
+use super::cutter::Cutter;
 use super::encode::Encoder;
 use super::fingerprint::{self, PreprocessFingerprint};
-use super::input;
+use super::input::{self, Source};
 use super::journal::{self, Journal};
 use super::output::{self, OutputCounts, TokenOutput};
 use super::pipeline::Pipeline;
@@ -12,7 +13,9 @@ use super::reader::{Position, Reader};
 use crate::tokenizer::Tokenizer;
 use ferrotron_tensor::{Error, Result};
 use std::collections::HashSet;
+use std::io::Write;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Instant;
 
@@ -58,6 +61,7 @@ pub fn preprocess(
     let end_of_document = checked(config, tokenizer)?;
     let names = config.outputs();
     let (sources, empty_files) = input::find(&config.inputs)?;
+    let sources: Arc<[Source]> = sources.into();
     let settings = fingerprint::settings(config, tokenizer, &sources);
     let journal_path = journal::path(config);
     let before = Journal::read(&journal_path, &settings)?;
@@ -82,11 +86,11 @@ pub fn preprocess(
     let cut = CutRule::for_tokenizer(tokenizer)?;
     let in_lines = config.sequence_level == SequenceLevel::Sentence;
     let reader_cut = if in_lines { CutRule::Lines } else { cut };
+    let limits = (reader_cut, config::max_pages(tokenizer.vocab_size()));
     let keys = config.json_keys.clone();
-    let reader = Reader::new(sources.clone(), keys.clone(), reader_cut, journal.position);
+    let reader = Reader::new(sources.clone(), keys.clone(), limits, journal.position);
     let encoder = Encoder {
-        tokenizer: tokenizer.clone(),
-        cut,
+        cut: Cutter::new(cut, tokenizer),
         keys,
         sequence_level: config.sequence_level,
         skip_broken_lines: config.skip_broken_lines,
@@ -155,10 +159,13 @@ pub fn preprocess(
     for (key, output) in names.iter().zip(&mut outputs) {
         let files = output.finish()?;
         let counts: &OutputCounts = output.counts();
-        let made = PreprocessFingerprint::new(&journal, key, counts, token_type, &files, stop)?;
+        let made_of = (&journal, &sources);
+        let made = PreprocessFingerprint::new(made_of, key, counts, token_type, &files, stop)?;
         let Some(made) = made else { return Ok(None) };
-        let text = serde_json::to_string_pretty(&made).expect("its maps have strings as keys");
-        journal::replace(&fingerprint::path(output.prefix()), format!("{text}\n").as_bytes())?;
+        journal::replace(&fingerprint::path(output.prefix()), |file| {
+            serde_json::to_writer_pretty(&mut *file, &made)?;
+            file.write_all(b"\n")
+        })?;
         report.outputs.push((output.prefix().to_path_buf(), counts.documents, counts.tokens));
     }
     let removed = std::fs::remove_file(&journal_path);

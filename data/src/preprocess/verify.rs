@@ -1,9 +1,12 @@
 //! Compares token files with their fingerprint, and each field of an index with the others.
 
 use super::config::AREA;
-use super::fingerprint::{self, HashedFile, PreprocessFingerprint};
+use super::fingerprint::{self, HashedFile};
 use crate::indexed_dataset::IndexedDataset;
 use ferrotron_tensor::{Error, Result};
+use serde::Deserialize;
+use std::fs::File;
+use std::io::{BufReader, ErrorKind};
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
 
@@ -18,6 +21,16 @@ pub struct Verified {
     pub bytes: u64,
     /// Whether there was a fingerprint to compare them with.
     pub has_fingerprint: bool,
+}
+
+/// The fields of a fingerprint that are compared: its sources may be many.
+#[derive(Deserialize)]
+struct Stated {
+    documents: u64,
+    sequences: u64,
+    tokens: u64,
+    token_type: String,
+    files: Vec<HashedFile>,
 }
 
 /// Verifies the files of `prefix`: the index against itself and the size of the `.bin`, and all files against the
@@ -40,9 +53,9 @@ pub fn verify(prefix: &Path, stop: &AtomicBool) -> Result<Option<Verified>> {
     }
     let path = fingerprint::path(&prefix);
     let name = path.display();
-    let text = match (std::fs::read(&path), &dataset) {
-        (Ok(text), _) => text,
-        (Err(error), Some(dataset)) if error.kind() == std::io::ErrorKind::NotFound => {
+    let file = match (File::open(&path), &dataset) {
+        (Ok(file), _) => BufReader::new(file),
+        (Err(error), Some(dataset)) if error.kind() == ErrorKind::NotFound => {
             return Ok(Some(Verified {
                 documents: dataset.num_documents(),
                 tokens: dataset.num_tokens(),
@@ -54,7 +67,7 @@ pub fn verify(prefix: &Path, stop: &AtomicBool) -> Result<Option<Verified>> {
             return Err(Error::io(AREA, format!("--verify: cannot read '{name}': {error}")));
         }
     };
-    let stated: PreprocessFingerprint = serde_json::from_slice(&text)
+    let stated: Stated = serde_json::from_reader(file)
         .map_err(|error| Error::io(AREA, format!("'{name}' is no fingerprint: {error}")))?;
     let mut bytes = 0;
     for file in &stated.files {
@@ -83,7 +96,7 @@ pub fn verify(prefix: &Path, stop: &AtomicBool) -> Result<Option<Verified>> {
             return Err(differs(&prefix, "token type", found, &stated.token_type));
         }
     }
-    let PreprocessFingerprint { documents, tokens, .. } = stated;
+    let Stated { documents, tokens, .. } = stated;
     Ok(Some(Verified { documents, tokens, bytes, has_fingerprint: true }))
 }
 

@@ -2,8 +2,10 @@
 //! Rust, without a C library.
 
 mod chunks;
+mod room;
 
 use self::chunks::Chunks;
+use self::room::Room;
 use super::char_boundary;
 use super::sizes::Sizes;
 use super::words::{Piece, WordCaches, WordEncoder, WordPattern, WordRule, WordWriter};
@@ -30,6 +32,7 @@ struct Loaded {
     vocab_size: usize,
     /// If it is known how words can be cut.
     words: Option<Words>,
+    room: Room,
 }
 
 struct Words {
@@ -38,6 +41,13 @@ struct Words {
     chunks: Option<Chunks>,
     /// The pre-tokenizer without the space that it puts in front of texts, and without cuts.
     within: Option<PreTokenizerWrapper>,
+}
+
+impl Words {
+    /// Whether the pre-tokenizer cuts at spaces, of which it finds none where the normalizer leaves none.
+    fn cuts_within(&self) -> bool {
+        matches!(self.within, Some(PreTokenizerWrapper::Split(_)))
+    }
 }
 
 impl HuggingFaceTokenizer {
@@ -64,7 +74,13 @@ impl HuggingFaceTokenizer {
             within: within_words(&rule, tokenizer.get_pre_tokenizer()),
         });
         let json = json.to_string();
-        Ok(HuggingFaceTokenizer(Arc::new(Loaded { json, tokenizer, vocab_size, words })))
+        Ok(HuggingFaceTokenizer(Arc::new(Loaded {
+            json,
+            tokenizer,
+            vocab_size,
+            words,
+            room: Room::default(),
+        })))
     }
 
     /// The file's text, unchanged.
@@ -94,32 +110,67 @@ impl HuggingFaceTokenizer {
         sizes: Sizes,
         give: &mut dyn FnMut(&[u32]) -> Result<()>,
     ) -> Result<()> {
-        let Loaded { tokenizer, words: Some(words), .. } = &*self.0 else {
+        let Some(words) = &self.0.words else {
+            let _place = self.0.room.take(text.len());
             let encoding = self.0.tokenizer.encode_fast(text, false).map_err(failed("encode"))?;
             return give(encoding.get_ids());
         };
         words.caches.with(|cache| {
-            let mut parts = Parts {
-                loaded: &self.0,
-                words,
-                writer: WordWriter::new(cache, text.len() / 4, sizes.window, give),
-                pending: String::new(),
-                is_behind_added: false,
-            };
-            let mut rest = text;
-            loop {
-                let end = match &words.chunks {
-                    Some(chunks) => chunks.end(tokenizer, rest, sizes.chunk),
-                    None => rest.len(),
-                };
-                let (chunk, behind) = rest.split_at(end);
-                parts.append(chunk, rest.len() < text.len(), behind.is_empty())?;
-                if behind.is_empty() {
-                    return parts.writer.flush();
-                }
-                rest = behind;
-            }
+            let writer = WordWriter::new(cache, text.len() / 4, sizes.window, give);
+            self.run(words, text, sizes, writer).map(drop)
         })
+    }
+
+    /// Whether texts are encoded as a whole.
+    #[cfg(feature = "preprocess")]
+    pub(super) fn encodes_whole(&self) -> bool {
+        self.0.words.is_none()
+    }
+
+    /// Bytes of the longest part of a text that is encoded or normalized as a whole: 0 if it is known to be short.
+    #[cfg(feature = "preprocess")]
+    pub(super) fn longest_whole(&self, text: &str, sizes: Sizes) -> Result<usize> {
+        let Some(words) = &self.0.words else { return Ok(text.len()) };
+        let by_windows = words.rule.by_windows && !words.cuts_within();
+        if by_windows && words.chunks.as_ref().is_some_and(|chunks| !chunks.strips()) {
+            return Ok(0);
+        }
+        words.caches.with(|cache| {
+            self.run(
+                words,
+                text,
+                sizes,
+                WordWriter::measuring(cache, sizes.window, &mut |_| Ok(())),
+            )
+        })
+    }
+
+    /// Gives a text to the writer, chunk by chunk. Returns the bytes of the longest chunk, or of the longest word that the
+    /// writer has measured.
+    fn run<'a>(
+        &'a self,
+        words: &'a Words,
+        text: &str,
+        sizes: Sizes,
+        writer: WordWriter<'a>,
+    ) -> Result<usize> {
+        let (loaded, pending) = (&*self.0, String::new());
+        let mut parts = Parts { loaded, words, writer, pending, is_behind_added: false };
+        let (mut rest, mut longest) = (text, 0);
+        loop {
+            let end = match &words.chunks {
+                Some(chunks) => chunks.end(&loaded.tokenizer, rest, sizes.chunk),
+                None => rest.len(),
+            };
+            longest = longest.max(end);
+            let (chunk, behind) = rest.split_at(end);
+            parts.append(chunk, rest.len() < text.len(), behind.is_empty())?;
+            if behind.is_empty() {
+                parts.writer.flush()?;
+                return Ok(longest.max(parts.writer.longest()));
+            }
+            rest = behind;
+        }
     }
 
     pub(super) fn decode(&self, tokens: &[u32]) -> String {
@@ -217,6 +268,7 @@ impl Encoder<'_> {
         pre_tokenizer: Option<&PreTokenizerWrapper>,
         offsets: OffsetType,
     ) -> Result<Encoding> {
+        let _place = self.loaded.room.take(text.len());
         let mut parts = PreTokenizedString::from(text);
         if let Some(pre_tokenizer) = pre_tokenizer {
             pre_tokenizer.pre_tokenize(&mut parts).map_err(failed("encode"))?;
@@ -236,18 +288,20 @@ impl Encoder<'_> {
 
 impl WordEncoder for Encoder<'_> {
     fn word(&self, word: &str) -> Result<Vec<u32>> {
-        let word = match self.loaded.tokenizer.get_model() {
-            ModelWrapper::WordPiece(model) => shortened(word, model.max_input_chars_per_word),
-            _ => word,
-        };
+        let word = self.whole(word);
         let encoding = self.encode(word, self.pre_tokenizer(self.has_prefix), OffsetType::None)?;
         Ok(encoding.get_ids().to_vec())
     }
 
     fn has_pieces(&self, word: &str) -> bool {
-        // A pre-tokenizer that cuts at spaces finds none where the normalizer leaves none.
-        let is_cut = matches!(self.words.within, Some(PreTokenizerWrapper::Split(_)));
-        self.words.rule.by_windows && !(is_cut && word.contains(' '))
+        self.words.rule.by_windows && !(self.words.cuts_within() && word.contains(' '))
+    }
+
+    fn whole<'a>(&self, word: &'a str) -> &'a str {
+        match self.loaded.tokenizer.get_model() {
+            ModelWrapper::WordPiece(model) => shortened(word, model.max_input_chars_per_word),
+            _ => word,
+        }
     }
 
     fn pieces(&self, word: &str, window: Range<usize>) -> Result<Vec<Piece>> {

@@ -233,6 +233,25 @@ impl Tokenizer {
         }
     }
 
+    /// Whether texts are encoded as a whole, with several hundred bytes of memory for each of their bytes.
+    #[cfg(feature = "preprocess")]
+    pub(crate) fn encodes_whole(&self) -> bool {
+        matches!(self, Tokenizer::HuggingFace(file) if file.encodes_whole())
+    }
+
+    /// Bytes of the longest part of a text that is encoded as a whole, as [`Tokenizer::encodes_whole`] says: 0 if it is known
+    /// to be short.
+    ///
+    /// # Errors
+    /// Errors of [`Tokenizer::encode`].
+    #[cfg(feature = "preprocess")]
+    pub(crate) fn longest_whole(&self, text: &str) -> Result<usize> {
+        match self {
+            Tokenizer::HuggingFace(file) => file.longest_whole(text, SIZES),
+            _ => Ok(0),
+        }
+    }
+
     /// Decodes `tokens`. It never fails: bytes that are not UTF-8 (a split character) and ids beyond the vocabulary
     /// become U+FFFD, the replacement character; without the feature `tokenizers`, so do all ids of GPT-2.
     pub fn decode(&self, tokens: &[u32]) -> String {

@@ -7,10 +7,10 @@ mod orthogonalized;
 mod row_scaled;
 
 use ferrotron_autograd::ActivationCompressionConfig;
-use ferrotron_models::gpt::{GptConfig, Recompute, SavedActivations};
+use ferrotron_models::gpt::{GptConfig, Recompute, SavedActivations, WindowPattern};
 use ferrotron_models::memory::StageMemory;
 use ferrotron_models::trainer::SaveMode;
-use ferrotron_nn::{AdafactorConfig, MuonConfig, OptimizerConfig, Sharding};
+use ferrotron_nn::{AdafactorConfig, MuonConfig, OptimizerConfig, RopeScaling, Sharding};
 use ferrotron_parallel::pipeline::ScheduleKind;
 use ferrotron_parallel::tensor_parallel::SequenceParallel;
 use ferrotron_tensor::{DType, MemoryKind};
@@ -60,6 +60,37 @@ fn it_is_in_every_kind_of_layout() {
     }
     check(&cases, &model());
     check(&cases, &GptConfig::llama(VOCAB, 4, 32, 4, 2, SEQ_LENGTH));
+    switched().iter().for_each(|model| check(&cases, model));
+}
+
+/// Models with the switches of Gemma 2, of GPT-NeoX, and of Qwen and Mistral.
+fn switched() -> [GptConfig; 3] {
+    let gemma = GptConfig {
+        kv_channels: 6,
+        window_size: Some(5),
+        query_pre_attn_scalar: Some(10.0),
+        ..GptConfig::gemma2(VOCAB, 4, 32, 4, 2, SEQ_LENGTH)
+    };
+    let llama = GptConfig::llama(VOCAB, 4, 32, 4, 2, SEQ_LENGTH);
+    let windowed = GptConfig {
+        qk_layernorm: true,
+        add_qkv_bias: true,
+        window_size: Some(5),
+        window_attn_skip_freq: Some(WindowPattern::SkipEvery(2)),
+        rope_scaling: Some(RopeScaling {
+            original_max_position_embeddings: 8,
+            ..RopeScaling::llama3(4.0)
+        }),
+        ..llama.clone()
+    };
+    let neox = GptConfig {
+        rotary_percent: 0.5,
+        use_parallel_residual: true,
+        add_attention_bias: true,
+        add_mlp_bias: true,
+        ..llama
+    };
+    [gemma, neox, windowed]
 }
 
 /// Frozen parameters have weights, but no gradients, moments or masters, on any rank.

@@ -180,7 +180,8 @@ fn large_pages_are_read_from_any_row_on() {
         writer.close().unwrap();
         for at in [0, 1, 8, 23, 24] {
             let keys = ["text".to_string()];
-            let mut file = ParquetRows::open(&path, "a.parquet", &keys, at as u64).unwrap();
+            let mut file =
+                ParquetRows::open(&path, "a.parquet", &keys, at as u64, usize::MAX).unwrap();
             let mut found = Vec::new();
             while let Some(mut columns) = file.read("a.parquet").unwrap() {
                 found.append(&mut columns[0]);

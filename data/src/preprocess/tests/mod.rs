@@ -1,6 +1,7 @@
 //! Whole calls: what they write, refuse and verify.
 
 mod inputs;
+mod limits;
 mod parquet_codecs;
 mod resume;
 

@@ -28,7 +28,8 @@ fn pages_compressed_by_zstandard_are_read_from_any_row_on() {
         let path = folder.path().join(name);
         std::fs::write(&path, bytes).unwrap();
         for at in [0, 1, 14, 15, 16, 29, 38, 40] {
-            let mut file = ParquetRows::open(&path, name, &["text".to_string()], at).unwrap();
+            let mut file =
+                ParquetRows::open(&path, name, &["text".to_string()], at, usize::MAX).unwrap();
             let mut found = Vec::new();
             while let Some(mut columns) = file.read(name).unwrap() {
                 found.append(&mut columns[0]);
@@ -80,7 +81,8 @@ fn damaged_pages_are_refused_or_read() {
             std::fs::write(path.join("a.parquet"), bytes).unwrap();
             let keys = ["text".to_string()];
             let read = || {
-                let mut file = ParquetRows::open(&path.join("a.parquet"), "a.parquet", &keys, 0)?;
+                let mut file =
+                    ParquetRows::open(&path.join("a.parquet"), "a.parquet", &keys, 0, usize::MAX)?;
                 while file.read("a.parquet")?.is_some() {}
                 Ok::<(), ferrotron_tensor::Error>(())
             };

@@ -30,6 +30,12 @@ impl Chunks {
         Some(Chunks { prefix, margin: 4 * longest + 32, strips })
     }
 
+    /// Whether added tokens take the white space beside them, however long it is, which then is no place to cut.
+    #[cfg(feature = "preprocess")]
+    pub fn strips(&self) -> bool {
+        self.strips
+    }
+
     /// The end of a chunk of `chunk` bytes of the text or, where it finds no cut, of more.
     pub fn end(&self, tokenizer: &Tokenizer, text: &str, chunk: usize) -> usize {
         let mut from = chunk;

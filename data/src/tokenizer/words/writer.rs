@@ -17,6 +17,11 @@ pub trait WordEncoder {
     /// Whether this word may be encoded by windows.
     fn has_pieces(&self, word: &str) -> bool;
 
+    /// The part of a word that has its tokens.
+    fn whole<'a>(&self, word: &'a str) -> &'a str {
+        word
+    }
+
     /// The tokens of a window of a word, with their places in the word: whole characters.
     fn pieces(&self, word: &str, window: Range<usize>) -> Result<Vec<Piece>>;
 }
@@ -28,6 +33,8 @@ pub struct WordWriter<'a> {
     give: &'a mut dyn FnMut(&[u32]) -> Result<()>,
     /// Bytes of the longest word that is encoded as a whole.
     window: usize,
+    /// Bytes of the longest word, if words are measured and not encoded.
+    longest: Option<usize>,
 }
 
 impl<'a> WordWriter<'a> {
@@ -38,7 +45,23 @@ impl<'a> WordWriter<'a> {
         window: usize,
         give: &'a mut dyn FnMut(&[u32]) -> Result<()>,
     ) -> WordWriter<'a> {
-        WordWriter { cache, tokens: Vec::with_capacity(expected.min(PART)), give, window }
+        let tokens = Vec::with_capacity(expected.min(PART));
+        WordWriter { cache, tokens, give, window, longest: None }
+    }
+
+    /// Measures words in place of encoding them. Nothing gets their tokens.
+    #[cfg(feature = "preprocess")]
+    pub fn measuring(
+        cache: &'a mut WordCache,
+        window: usize,
+        give: &'a mut dyn FnMut(&[u32]) -> Result<()>,
+    ) -> WordWriter<'a> {
+        WordWriter { longest: Some(0), ..WordWriter::new(cache, 0, window, give) }
+    }
+
+    /// Bytes of the longest word that was measured and is encoded as a whole, if it is longer than a window.
+    pub fn longest(&self) -> usize {
+        self.longest.unwrap_or(0)
     }
 
     /// Appends the tokens of a text's words.
@@ -55,6 +78,9 @@ impl<'a> WordWriter<'a> {
             if word.len() > self.window {
                 return self.uncached(word, encoder);
             }
+            if self.longest.is_some() {
+                return Ok(());
+            }
             self.cache.append(word, &mut self.tokens, |word| encoder.word(word))?;
             self.flush_if_many()
         })
@@ -65,7 +91,14 @@ impl<'a> WordWriter<'a> {
     /// # Errors
     /// Errors of [`WordWriter::words`].
     pub fn uncached(&mut self, word: &str, encoder: &impl WordEncoder) -> Result<()> {
-        if word.len() > self.window && encoder.has_pieces(word) {
+        let has_pieces = word.len() > self.window && encoder.has_pieces(word);
+        if let Some(longest) = &mut self.longest {
+            if !has_pieces {
+                *longest = encoder.whole(word).len().max(*longest);
+            }
+            return Ok(());
+        }
+        if has_pieces {
             self.flush()?;
             let pieces = |window| encoder.pieces(word, window);
             return encode_by_windows(word, self.window, pieces, self.give);
