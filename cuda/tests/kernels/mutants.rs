@@ -111,7 +111,7 @@ const MUTANTS: &[Mutant] = mutants! {
     sum_of_every_position_of_an_id in "index": "if (first > 0 && keys[order[first - 1]] == key) return;" => "";
     samples_along_y_forgotten in "attention_bias": " + blockIdx.y / heads}" => "}";
 
-    head_stride_for_position_stride in "rotary": "(i64)position * position_stride" => "(i64)position * head_stride";
+    head_stride_for_position_stride in "rotary": "(i64)position * r.position_stride" => "(i64)position * r.head_stride";
     // Steps and losses
     columns_of_another_matrix in "adafactor": "column_factors + row / height * width" => "column_factors";
     decay_of_the_new_moment in "adamw": "w * c.keep - c.step_size" => "w - c.step_size";
