@@ -34,14 +34,14 @@ INLINE void backward_bias(const T* q, const T* k, const T* v, const T* dout, con
         copy_commit();
         const u32 kept = drops.template rows_of_queries<KEYS / 8>(batch, head, own_first + lane / 4, key + lane % 4 * 2);
         float row_lse[2], row_delta[2];
-        Range seen[2];
+        Keys seen[2];
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             const i64 row = own_first + lane / 4 + half * 8;
             const i64 at = (batch * a.heads + head) * a.queries + (row < a.queries ? row : 0);
-            row_lse[half] = lse[at];
+            row_lse[half] = subtracted(lse[at]);
             row_delta[half] = delta[at];
-            seen[half] = keys_of(a, batch, row);
+            seen[half] = keys_seen(a, batch, row);
         }
         copy_wait<0>();
         __syncthreads();
@@ -49,7 +49,7 @@ INLINE void backward_bias(const T* q, const T* k, const T* v, const T* dout, con
         multiply_rows<D, KEYS / 8>(s, q_tile + warp * 16 * TILE, k_tile);
         multiply_rows<D, KEYS / 8>(dp, dout_tile + warp * 16 * TILE, v_tile);
         score_gradients<KEYS / 8, false>(
-            s, dp, a, [&](int n, int e) { return seen[e / 2].has(key + n * 8 + lane % 4 * 2 + e % 2); },
+            s, dp, a, true, [&](int n, int e) { return seen[e / 2].has((int)key + n * 8 + lane % 4 * 2 + e % 2); },
             [&](int, int e, float& lse, float& delta) {
                 lse = row_lse[e / 2];
                 delta = row_delta[e / 2];

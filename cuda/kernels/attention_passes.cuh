@@ -6,6 +6,19 @@
 constexpr float UNIT = BIASED ? 1.0f : LOG2E;
 INLINE float exponential(float x) { return fast_exp2(BIASED ? x * LOG2E : x); }
 
+// A range of keys in 32 bits, of which a comparison is one instruction.
+struct Keys {
+    int start, end;
+    INLINE bool has(int key) const { return start <= key && key < end; }
+};
+INLINE Keys keys_seen(const Attention& a, i64 batch, i64 query) {
+    const Range seen = keys_of(a, batch, query);
+    return {(int)seen.start, (int)seen.end};
+}
+
+// A query that sees no key has an lse of minus infinity, which must not be subtracted: its scores are minus infinity, too.
+INLINE float subtracted(float lse) { return lse == -real::infinity<float>() ? 0.0f : lse; }
+
 template <int D, class Drops>
 INLINE void forward(const T* q, const T* k, const T* v, T* out, float* lse, const Attention& a, Drops drops) {
     constexpr int KEYS = 64, TILE = D + PAD;
@@ -22,11 +35,11 @@ INLINE void forward(const T* q, const T* k, const T* v, T* out, float* lse, cons
 
     const Range tile = keys_of_tile(a, batch, first, ROWS);
     const int end = (int)tile.end, begin = (int)tile.start / KEYS * KEYS, own_first = (int)first + warp * 16;
-    const Range seen[2] = {keys_of(a, batch, own_first + lane / 4), keys_of(a, batch, own_first + lane / 4 + 8)};
+    const Keys seen[2] = {keys_seen(a, batch, own_first + lane / 4), keys_seen(a, batch, own_first + lane / 4 + 8)};
     // Keys that every query of this warp sees.
     const int seen_from = (int)keys_of(a, batch, own_first + 15).start, seen_to = (int)keys_of(a, batch, own_first).end;
     const bool partial = own_first + 15 >= a.queries;
-    const float scale = (float)a.scale * UNIT, cap = (float)a.softcap * UNIT;
+    const float scale = (float)a.scale * UNIT, cap = (float)a.softcap * UNIT, left_to_scale = cap > 0 ? 1.0f : scale;
     float sum[2] = {0, 0}, max[2] = {-real::infinity<float>(), -real::infinity<float>()};
     float result[D / 8][4] = {};
     load_rows<D, ROWS>(q_tile, q, a.q[1], first, a.queries, a.width);
@@ -47,17 +60,28 @@ INLINE void forward(const T* q, const T* k, const T* v, T* out, float* lse, cons
 
         const bool masked = partial || key < seen_from || key + KEYS > seen_to;
         float largest[2] = {max[0], max[1]};
+        // One branch for the cap and one for the mask, not two for each score.
+        if (cap > 0) {
+#pragma unroll
+            for (int n = 0; n < KEYS / 8; n++)
+#pragma unroll
+                for (int e = 0; e < 4; e++) s[n][e] = soft_cap(s[n][e] * scale, cap);
+        }
+        if (masked) {
+#pragma unroll
+            for (int n = 0; n < KEYS / 8; n++)
+#pragma unroll
+                for (int e = 0; e < 4; e++)
+                    if (!seen[e / 2].has(key + n * 8 + lane % 4 * 2 + e % 2)) s[n][e] = -real::infinity<float>();
+        }
 #pragma unroll
         for (int n = 0; n < KEYS / 8; n++)
 #pragma unroll
             for (int e = 0; e < 4; e++) {
-                const int own_key = key + n * 8 + lane % 4 * 2 + e % 2;
-                s[n][e] *= scale;
-                if (cap > 0) s[n][e] = soft_cap(s[n][e], cap);
-                if (BIASED && seen[e / 2].has(own_key))
-                    s[n][e] += bias_of(a, batch, head, own_first + lane / 4 + e / 2 * 8, own_key);
-                if (masked && !seen[e / 2].has(own_key))
-                    s[n][e] = -real::infinity<float>();
+                s[n][e] *= left_to_scale;
+                // Only of a key that is seen.
+                if (BIASED && s[n][e] > -real::infinity<float>())
+                    s[n][e] += bias_of(a, batch, head, own_first + lane / 4 + e / 2 * 8, key + n * 8 + lane % 4 * 2 + e % 2);
                 largest[e / 2] = real::max(largest[e / 2], s[n][e]);
             }
         float shift[2];
@@ -107,28 +131,44 @@ INLINE void forward(const T* q, const T* k, const T* v, T* out, float* lse, cons
 }
 
 // Computes p and ds from scores and dp, in place; ds without the slope of the soft cap unless SLOPES. `seen` tells whether
-// element e of column tile n is visible; `of` gives its lse and delta, `bias` its bias, `factor` its dropout factor.
-template <int N, bool SLOPES, class Seen, class Statistics, class Bias, class Factor>
-INLINE void score_gradients(float (*s)[4], float (*dp)[4], const Attention& a, Seen seen, Statistics of, Bias bias, Factor factor) {
+// element e of column tile n is visible, all are unless `masked`; `of` gives its lse, as `subtracted`, and delta, `bias` its
+// bias, `factor` its dropout factor.
+template <int N, bool SLOPES, bool CAPPED, class Seen, class Statistics, class Bias, class Factor>
+INLINE void score_gradients(float (*s)[4], float (*dp)[4], const Attention& a, bool masked, Seen seen, Statistics of, Bias bias, Factor factor) {
     const float scale = (float)a.scale * UNIT, cap = (float)a.softcap * UNIT;
 #pragma unroll
     for (int n = 0; n < N; n++)
 #pragma unroll
+        for (int e = 0; e < 4; e++) s[n][e] = CAPPED ? soft_cap(s[n][e] * scale, cap) : s[n][e] * scale;
+    if (masked) {
+#pragma unroll
+        for (int n = 0; n < N; n++)
+#pragma unroll
+            for (int e = 0; e < 4; e++)
+                if (!seen(n, e)) s[n][e] = -real::infinity<float>();
+    }
+#pragma unroll
+    for (int n = 0; n < N; n++)
+#pragma unroll
         for (int e = 0; e < 4; e++) {
-            float lse, delta, slope = 1, score = s[n][e] * scale;
+            float lse, delta, slope = 1, score = s[n][e];
             of(n, e, lse, delta);
-            if (cap > 0) {
-                score = soft_cap(score, cap);
-                if (SLOPES) slope = soft_cap_slope(score, cap);
-            }
-            const bool visible = seen(n, e);
+            const bool visible = score > -real::infinity<float>();
+            if (CAPPED && SLOPES) slope = visible ? soft_cap_slope(score, cap) : 0.0f;
             if (BIASED && visible) score += bias(n, e);
-            // A query whose every score is minus infinity has such an lse, too.
-            const float p = visible && (!BIASED || score > -real::infinity<float>()) ? exponential(score - lse * UNIT) : 0.0f;
-            const float m = factor(n, e);
+            const float p = exponential(score - lse * UNIT), m = factor(n, e);
             s[n][e] = p * m;
             dp[n][e] = p * (dp[n][e] * m - delta) * slope;
         }
+}
+
+// With one branch for the cap, not one for each score.
+template <int N, bool SLOPES, class... Functions>
+INLINE void score_gradients(float (*s)[4], float (*dp)[4], const Attention& a, bool masked, Functions... functions) {
+    if (a.softcap > 0)
+        score_gradients<N, SLOPES, true>(s, dp, a, masked, functions...);
+    else
+        score_gradients<N, SLOPES, false>(s, dp, a, masked, functions...);
 }
 
 template <int D, class Drops>
@@ -138,7 +178,8 @@ INLINE void backward_queries(const T* q, const T* k, const T* v, const T* dout, 
     T *q_tile = memory, *dout_tile = q_tile + ROWS * TILE, *k_tile = dout_tile + ROWS * TILE, *v_tile = k_tile + KEYS * TILE;
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
     const i64 first = (i64)(gridDim.x - 1 - blockIdx.x) * ROWS, head = blockIdx.y, batch = blockIdx.z;
-    const i64 group = head * a.groups / a.heads, own_first = first + warp * 16;
+    const i64 group = head * a.groups / a.heads;
+    const int own_first = (int)first + warp * 16;
     q += batch * a.q[0] + head * a.q[2];
     k += batch * a.k[0] + group * a.k[2];
     v += batch * a.v[0] + group * a.v[2];
@@ -149,16 +190,19 @@ INLINE void backward_queries(const T* q, const T* k, const T* v, const T* dout, 
     for (int half = 0; half < 2; half++) {
         const i64 row = own_first + lane / 4 + half * 8;
         const i64 at = (batch * a.heads + head) * a.queries + (row < a.queries ? row : 0);
-        row_lse[half] = lse[at];
+        row_lse[half] = subtracted(lse[at]);
         row_delta[half] = delta[at];
     }
-    const Range seen[2] = {keys_of(a, batch, own_first + lane / 4), keys_of(a, batch, own_first + lane / 4 + 8)};
+    const Keys seen[2] = {keys_seen(a, batch, own_first + lane / 4), keys_seen(a, batch, own_first + lane / 4 + 8)};
+    // Keys that every query of this warp sees.
+    const int seen_from = keys_seen(a, batch, own_first + 15).start, seen_to = keys_seen(a, batch, own_first).end;
+    const bool partial = own_first + 15 >= a.queries;
     const Range tile = keys_of_tile(a, batch, first, ROWS);
     const float* bias = a.bias + batch * a.bias_step[0] + head * a.bias_step[1] + (own_first + lane / 4) * a.bias_step[2] + lane % 4 * 2;
     float result[D / 8][4] = {};
     load_rows<D, ROWS>(q_tile, q, a.q[1], first, a.queries, a.width);
     load_rows<D, ROWS>(dout_tile, dout, a.dout[1], first, a.queries, a.width);
-    for (i64 key = tile.start / KEYS * KEYS; key < tile.end; key += KEYS) {
+    for (int key = (int)tile.start / KEYS * KEYS, end = (int)tile.end; key < end; key += KEYS) {
         load_rows<D, KEYS>(k_tile, k, a.k[1], key, a.keys, a.width);
         load_rows<D, KEYS>(v_tile, v, a.v[1], key, a.keys, a.width);
         copy_commit();
@@ -168,8 +212,9 @@ INLINE void backward_queries(const T* q, const T* k, const T* v, const T* dout, 
         float s[KEYS / 8][4] = {}, dp[KEYS / 8][4] = {};
         multiply_rows<D, KEYS / 8>(s, q_tile + warp * 16 * TILE, k_tile);
         multiply_rows<D, KEYS / 8>(dp, dout_tile + warp * 16 * TILE, v_tile);
+        const bool masked = partial || key < seen_from || key + KEYS > seen_to;
         score_gradients<KEYS / 8, true>(
-            s, dp, a, [&](int n, int e) { return seen[e / 2].has(key + n * 8 + lane % 4 * 2 + e % 2); },
+            s, dp, a, masked, [&](int n, int e) { return seen[e / 2].has(key + n * 8 + lane % 4 * 2 + e % 2); },
             [&](int, int e, float& lse, float& delta) {
                 lse = row_lse[e / 2];
                 delta = row_delta[e / 2];
@@ -192,7 +237,7 @@ INLINE void backward_keys(const T* q, const T* k, const T* v, const T* dout, con
     T *k_tile = memory, *v_tile = k_tile + ROWS * TILE, *q_tile = v_tile + ROWS * TILE, *dout_tile = q_tile + QUERIES * TILE;
     SHARED(float, lse_tile, QUERIES);
     SHARED(float, delta_tile, QUERIES);
-    SHARED(Range, seen_tile, QUERIES);
+    SHARED(Keys, seen_tile, QUERIES);
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
     const i64 first = (i64)blockIdx.x * ROWS, group = blockIdx.y, batch = blockIdx.z, own_first = first + warp * 16;
     k += batch * a.k[0] + group * a.k[2];
@@ -217,18 +262,20 @@ INLINE void backward_keys(const T* q, const T* k, const T* v, const T* dout, con
             const u32 kept = drops.template rows_of_keys<QUERIES / 8>(batch, head, own_first + lane / 4, query + lane % 4 * 2);
             if (threadIdx.x < QUERIES) {
                 const i64 at = statistics + (query + threadIdx.x < a.queries ? query + threadIdx.x : 0);
-                lse_tile[threadIdx.x] = lse[at];
+                lse_tile[threadIdx.x] = subtracted(lse[at]);
                 delta_tile[threadIdx.x] = delta[at];
-                seen_tile[threadIdx.x] = keys_of(a, batch, query + threadIdx.x);
+                seen_tile[threadIdx.x] = keys_seen(a, batch, query + threadIdx.x);
             }
             copy_wait<0>();
             __syncthreads();
             float s[QUERIES / 8][4] = {}, dp[QUERIES / 8][4] = {};
             multiply_rows<D, QUERIES / 8>(s, k_tile + warp * 16 * TILE, q_tile);
             multiply_rows<D, QUERIES / 8>(dp, v_tile + warp * 16 * TILE, dout_tile);
+            // Unless every query of the tile sees every key of this warp.
+            const bool masked = query + QUERIES > a.queries || seen_tile[QUERIES - 1].start > own_first || seen_tile[0].end < own_first + 16;
             score_gradients<QUERIES / 8, true>(
-                s, dp, a,
-                [&](int n, int e) { return seen_tile[n * 8 + lane % 4 * 2 + e % 2].has(own_first + lane / 4 + e / 2 * 8); },
+                s, dp, a, masked,
+                [&](int n, int e) { return seen_tile[n * 8 + lane % 4 * 2 + e % 2].has((int)own_first + lane / 4 + e / 2 * 8); },
                 [&](int n, int e, float& lse, float& delta) {
                     lse = lse_tile[n * 8 + lane % 4 * 2 + e % 2];
                     delta = delta_tile[n * 8 + lane % 4 * 2 + e % 2];

@@ -7,9 +7,12 @@ constexpr float LOG2E = 1.4426950408889634f;
 // Starts copying COUNT rows of one head from `first` on to shared memory; rows out of bounds become zero.
 template <int D, int COUNT>
 INLINE void load_rows(T* to, const T* head, i64 stride, i64 first, i64 rows, i64 width) {
+    // Counted by a constant: with a bound on `i` the compiler leaves loops and branches.
+    constexpr int COPIES = COUNT * (D / 8) / (32 * WARPS);
+    static_assert(COPIES * 32 * WARPS == COUNT * (D / 8), "every thread copies as much");
 #pragma unroll
-    for (int i = threadIdx.x; i < COUNT * (D / 8); i += 32 * WARPS) {
-        const int row = i / (D / 8), column = i % (D / 8) * 8;
+    for (int copy = 0; copy < COPIES; copy++) {
+        const int i = threadIdx.x + copy * 32 * WARPS, row = i / (D / 8), column = i % (D / 8) * 8;
         const bool valid = first + row < rows && column < width;
         copy_async(to + row * (D + PAD) + column, head + (valid ? (first + row) * stride + column : 0), valid);
     }

@@ -26,10 +26,14 @@ INLINE void forward(const T* x, const W* weight, const W* bias, T* y, A* mean, A
         if (CENTRED) mean[row] = m;
         rstd[row] = r;
     }
-    map_row(x, y, width, threadIdx.x, blockDim.x, [&](u64 i, T x, T) {
-        A h = (widen(x) - m) * r * widen(weight[i]);
-        return rounded<T>(bias ? h + widen(bias[i]) : h);
-    });
+    // Without a bias something else is loaded in its place, so that the loop has no branch.
+    map_rows(
+        y, width, threadIdx.x, blockDim.x,
+        [&](u64, T x, W scale, W shift) {
+            A h = (widen(x) - m) * r * widen(scale);
+            return rounded<T>(bias ? h + widen(shift) : h);
+        },
+        x, weight, bias ? bias : weight);
 }
 
 KERNEL(512, layer_norm)
@@ -59,17 +63,23 @@ INLINE void backward_input(const T* dy, const T* x, const A* mean, const A* rstd
     dx += row * width;
     const A m = CENTRED ? mean[row] : A(0), r = rstd[row];
     A total = A(0), along = A(0);
-    for (u64 i = threadIdx.x; i < width; i += blockDim.x) {
-        A g = widen(dy[i]) * widen(weight[i]);
-        total += g;
-        along += g * ((widen(x[i]) - m) * r);
-    }
+    for_rows(
+        width, threadIdx.x, blockDim.x,
+        [&](u64, T dy, T x, W weight) {
+            A g = widen(dy) * widen(weight);
+            total += g;
+            along += g * ((widen(x) - m) * r);
+        },
+        dy, x, weight);
     total = CENTRED ? group_sum(total) / (A)width : A(0);
     along = group_sum(along) / (A)width;
-    for (u64 i = threadIdx.x; i < width; i += blockDim.x) {
-        A h = (widen(x[i]) - m) * r;
-        dx[i] = rounded<T>(r * (widen(dy[i]) * widen(weight[i]) - total - h * along));
-    }
+    map_rows(
+        dx, width, threadIdx.x, blockDim.x,
+        [&](u64, T dy, T x, W weight) {
+            A h = (widen(x) - m) * r;
+            return rounded<T>(r * (widen(dy) * widen(weight) - total - h * along));
+        },
+        dy, x, weight);
 }
 
 KERNEL(512, layer_norm_backward_input)
@@ -92,22 +102,38 @@ KERNEL(512, rms_norm_wide_backward_input)
     backward_input<false>(dy, x, nullptr, rstd, weight, dx, rows, width);
 }
 
-// Block (i, j) of the grid handles 128 columns and `block_rows` rows.
-template <bool CENTRED>
-INLINE void backward_partials(const T* dy, const T* x, const A* mean, const A* rstd, A* partials, u64 rows, u64 width, u64 block_rows) {
-    const u64 column = thread_number();
-    if (column >= width) return;
+// The partial sums of N columns and `block_rows` rows, whose bytes are enough in flight by UNROLL rows at a time.
+template <bool CENTRED, int N, int UNROLL>
+INLINE void column_partials(const T* dy, const T* x, const A* mean, const A* rstd, A* partials, u64 rows, u64 width, u64 block_rows, u64 column) {
     const u64 first = blockIdx.y * block_rows, end = first + block_rows < rows ? first + block_rows : rows;
-    A along = A(0), total = A(0);
-#pragma unroll 4
+    Pack<A, N> along = {}, total = {};
+#pragma unroll UNROLL
     for (u64 row = first; row < end; row++) {
-        A g = widen(dy[row * width + column]);
-        along += g * ((widen(x[row * width + column]) - (CENTRED ? mean[row] : A(0))) * rstd[row]);
-        total += g;
+        const Pack<T, N> g = *reinterpret_cast<const Pack<T, N>*>(dy + row * width + column);
+        const Pack<T, N> own = *reinterpret_cast<const Pack<T, N>*>(x + row * width + column);
+        const A m = CENTRED ? mean[row] : A(0), r = rstd[row];
+#pragma unroll
+        for (int j = 0; j < N; j++) {
+            along.at[j] += widen(g.at[j]) * ((widen(own.at[j]) - m) * r);
+            total.at[j] += widen(g.at[j]);
+        }
     }
     partials += blockIdx.y * 2 * width + column;
-    partials[0] = along;
-    partials[width] = total;
+    *reinterpret_cast<Pack<A, N>*>(partials) = along;
+    *reinterpret_cast<Pack<A, N>*>(partials + width) = total;
+}
+
+// Blocks (i, j) of the grid handle all columns, 16 bytes or one at a time, and `block_rows` rows each.
+template <bool CENTRED>
+INLINE void backward_partials(const T* dy, const T* x, const A* mean, const A* rstd, A* partials, u64 rows, u64 width, u64 block_rows) {
+    constexpr int SIZE = Vector<T>::SIZE;
+    const bool packs = width % SIZE == 0 && aligned16(dy) && aligned16(x) && aligned16(partials);
+    for (u64 column = thread_number() * (packs ? SIZE : 1); column < width; column += thread_count() * (packs ? SIZE : 1)) {
+        if (packs)
+            column_partials<CENTRED, SIZE, 8>(dy, x, mean, rstd, partials, rows, width, block_rows, column);
+        else
+            column_partials<CENTRED, 1, 4>(dy, x, mean, rstd, partials, rows, width, block_rows, column);
+    }
 }
 
 KERNEL(128, layer_norm_backward_partials)

@@ -49,9 +49,13 @@ template <class F> INLINE void binary(const T* a, const T* b, T* y, u64 n, const
 
 // y += x for a strided y and a contiguous x.
 KERNEL(256, add_assign)(T* y, const T* x, u64 n, Layout layout) {
+    if (layout.dense) {
+        map_row(x, y, n, (u32)thread_number(), (u32)thread_count(), [](u64, T x, T y) { return rounded<T>(widen(y) + widen(x)); });
+        return;
+    }
     for (u64 i = thread_number(); i < n; i += thread_count()) {
-        i64 at[1] = {(i64)i};
-        if (!layout.dense) locate<1>(layout, i, at);
+        i64 at[1];
+        locate<1>(layout, i, at);
         y[at[0]] = rounded<T>(widen(y[at[0]]) + widen(x[i]));
     }
 }

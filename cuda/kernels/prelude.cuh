@@ -107,6 +107,41 @@ INLINE void map_row(const T* row, T* out, u64 width, u32 thread, u32 threads, F 
     for (u64 i = vectors * Vector<T>::SIZE + thread; i < width; i += threads) out[i] = f(i, row[i], out[i]);
 }
 
+// N elements, which are loaded and stored in units of 16 bytes.
+template <class T, int N> struct alignas(N * sizeof(T) < 16 ? N * sizeof(T) : 16) Pack { T at[N]; };
+
+template <int N, class F, class... Packs> INLINE void for_packs(u64 first, F f, Packs... packs) {
+#pragma unroll
+    for (int j = 0; j < N; j++) f(first + j, packs.at[j]...);
+}
+
+// Like for_row for several rows of equal width, whose types may differ: calls f(i, x, y, ...).
+template <class F, class T, class... Others>
+INLINE void for_rows(u64 width, u32 thread, u32 threads, F f, const T* row, const Others*... others) {
+    constexpr int SIZE = Vector<T>::SIZE;
+    const u64 packs = aligned16(row) && (aligned16(others) && ...) ? width / SIZE : 0;
+    for (u64 i = thread; i < packs; i += threads)
+        for_packs<SIZE>(i * SIZE, f, reinterpret_cast<const Pack<T, SIZE>*>(row)[i], reinterpret_cast<const Pack<Others, SIZE>*>(others)[i]...);
+    for (u64 i = packs * SIZE + thread; i < width; i += threads) f(i, row[i], others[i]...);
+}
+
+template <class T, int N, class F, class... Packs> INLINE Pack<T, N> map_packs(u64 first, F f, Packs... packs) {
+    Pack<T, N> out;
+#pragma unroll
+    for (int j = 0; j < N; j++) out.at[j] = f(first + j, packs.at[j]...);
+    return out;
+}
+
+// Sets a row to f(i, x, y, ...) of others, whose types may differ.
+template <class T, class F, class... Rows>
+INLINE void map_rows(T* out, u64 width, u32 thread, u32 threads, F f, const Rows*... rows) {
+    constexpr int SIZE = Vector<T>::SIZE;
+    const u64 packs = aligned16(out) && (aligned16(rows) && ...) ? width / SIZE : 0;
+    for (u64 i = thread; i < packs; i += threads)
+        reinterpret_cast<Pack<T, SIZE>*>(out)[i] = map_packs<T, SIZE>(i * SIZE, f, reinterpret_cast<const Pack<Rows, SIZE>*>(rows)[i]...);
+    for (u64 i = packs * SIZE + thread; i < width; i += threads) out[i] = f(i, rows[i]...);
+}
+
 // Groups of threads that work on one row: blockDim.x threads, a multiple of 32. If blockDim.x is 32, the rows of a
 // block are along y, else a block has one row. Every thread of a group gets the result, and the order of additions
 // depends on blockDim.x only.

@@ -39,7 +39,7 @@ KERNEL(512, softmax_backward)(const T* y, T* dy, u64 rows, u64 width) {
     y += row * width;
     dy += row * width;
     A dot = A(0);
-    for (u64 i = threadIdx.x; i < width; i += blockDim.x) dot += widen(dy[i]) * widen(y[i]);
+    for_rows(width, threadIdx.x, blockDim.x, [&](u64, T dy, T y) { dot += widen(dy) * widen(y); }, dy, y);
     dot = group_sum(dot);
     map_row(y, dy, width, threadIdx.x, blockDim.x,
             [&](u64, T y, T dy) { return rounded<T>(widen(y) * (widen(dy) - dot)); });

@@ -102,17 +102,21 @@ fn an_algorithm_is_searched_for_once() -> Result<()> {
         (Matmul { sizes: [1, 2, 2], ..product }, [55.0, 58.0, 129.0, 137.0]),
         (both, [55.0, 58.0, 127.0, 134.0]),
     ];
+    // cuBLASLt may refuse an epilogue, for which it searches once, too.
+    let takes = |product: &Matmul| bench.gpu.products().supports(product);
     for (i, (product, want)) in kinds.iter().enumerate() {
-        assert_eq!(bench.run(product)?, *want, "kind {i}");
+        let taken = takes(product)?;
+        assert!(taken || !matches!(product.epilogue, Epilogue::None), "kind {i}");
+        assert!(!taken || bench.run(product)? == *want, "kind {i}");
         assert_eq!(searches(), i as u64 + 2, "kind {i}");
     }
     for (i, (product, want)) in kinds.iter().enumerate() {
-        assert_eq!(bench.run(product)?, *want, "kind {i}");
+        assert!(!takes(product)? || bench.run(product)? == *want, "kind {i}");
         assert_eq!(searches(), kinds.len() as u64 + 1, "kind {i}");
     }
     // Of a bias only its alignment is planned for.
     let biased = Matmul { epilogue: bias(4), ..product };
-    assert_eq!(bench.run(&biased)?, [60.0, 64.0, 132.0, 140.0]);
+    assert!(!takes(&biased)? || bench.run(&biased)? == [60.0, 64.0, 132.0, 140.0]);
     assert_eq!(searches(), kinds.len() as u64 + 1);
     Ok(())
 }

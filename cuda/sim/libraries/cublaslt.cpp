@@ -4,7 +4,8 @@
 // differs from the CPU's own kernels is their rounding alone. An algorithm is valid for the descriptors that it was found
 // for; other descriptors, a pointer that is less aligned than was said or a workspace that is too small are errors. While
 // a product runs it writes garbage to all of the workspace that it asked for. Epilogues see the product in the type of the
-// sum, before it is rounded.
+// sum, before it is rounded. Of several candidates the first may be one that does not work. With a number in
+// FERROTRON_STAND_IN_REFUSES half of the epilogues, which ones depends on it, are not supported.
 #include <dlfcn.h>
 #include <math.h>
 #include <stdint.h>
@@ -115,6 +116,12 @@ int verdict(const Operation& operation, const Layout& a, const Layout& b, const 
     // No epilogue in f64, so that there is something which must do without; of a batch none is asked for.
     const bool known = operation.adds_bias() || operation.is_gelu() || operation.epilogue == BGRADB;
     return known && !doubles && d.batch == 1 ? SUCCESS : NOT_SUPPORTED;
+}
+
+// Whether an epilogue is one of those that are refused.
+bool refused(const Operation& operation, uint64_t shape) {
+    static const char* const seed = getenv("FERROTRON_STAND_IN_REFUSES");
+    return seed && operation.epilogue != DEFAULT && (mixed(shape, atoll(seed)) * 0x9e3779b97f4a7c15) >> 63;
 }
 
 // Of the epilogue's pointers no more than 16 bytes matter.
@@ -253,9 +260,15 @@ API int cublasLtMatmulAlgoGetHeuristic(void* handle, const Operation* operation,
     *count = 0;
     const int status = verdict(*operation, *a, *b, *c, *d);
     if (status != SUCCESS || preference->workspace < WORKSPACE || most < 1) return status != SUCCESS ? status : NOT_SUPPORTED;
+    const uint64_t kind = shape(*operation, *a, *b, *c, *d);
+    if (refused(*operation, kind)) return kind & 1 ? NOT_SUPPORTED : INVALID_VALUE;
     const uint32_t* needed = preference->alignment;
-    found[0] = Found{{MAGIC, shape(*operation, *a, *b, *c, *d), {needed[0], needed[1], needed[2], needed[3]}, alignment(operation->bias), alignment(operation->aux)}, WORKSPACE, SUCCESS, 1};
-    *count = 1;
+    const auto candidate = [&](uint64_t magic, size_t workspace, int state) {
+        const Algorithm algorithm{magic, kind, {needed[0], needed[1], needed[2], needed[3]}, alignment(operation->bias), alignment(operation->aux)};
+        found[(*count)++] = Found{algorithm, workspace, state, 1};
+    };
+    if (most > 1 && kind >> 9 & 1) candidate(0, 0, NOT_SUPPORTED);
+    for (uint64_t i = 0; i < 2 && *count < most; i++) candidate(MAGIC + i, i ? 0 : WORKSPACE, SUCCESS);
     return SUCCESS;
 }
 
@@ -265,7 +278,7 @@ API int cublasLtMatmul(void* handle, const Operation* operation, const void* alp
     if (!handle) return NOT_INITIALIZED;
     const int status = verdict(*operation, *a, *b, *c, *d);
     if (status != SUCCESS) return status;
-    if (algorithm->magic != MAGIC || algorithm->shape != shape(*operation, *a, *b, *c, *d)) return NOT_SUPPORTED;
+    if (algorithm->magic - MAGIC > 1 || algorithm->shape != shape(*operation, *a, *b, *c, *d)) return NOT_SUPPORTED;
     const void* addresses[] = {at_a, at_b, at_c, at_d};
     for (int i = 0; i < 4; i++)
         if ((uintptr_t)addresses[i] % algorithm->alignment[i]) return INVALID_VALUE;

@@ -66,6 +66,12 @@ const MUTANTS: &[Mutant] = mutants! {
         "score > -real::infinity<A>() ? real::exp(score - lse) : A(0)" => "real::exp(score - lse)";
     samples_of_the_bias_forgotten in "attention_rows": "dbias[key] += prob" => "dbias[key] = prob";
     cap_without_its_slope in "attention": "(dp[n][e] * m - delta) * slope" => "(dp[n][e] * m - delta)";
+    diagonal_of_a_tile_not_masked in "attention":
+        "partial || key < seen_from || key + KEYS > seen_to" => "partial || key < seen_from";
+    first_keys_of_a_window_not_masked in "attention":
+        "partial || key < seen_from ||" => "partial ||";
+    keys_behind_the_diagonal_not_masked in "attention": "|| seen_tile[0].end < own_first + 16" => "";
+    minus_infinity_subtracted in "attention": "== -real::infinity<float>() ? 0.0f : lse;" => "== -real::infinity<float>() ? lse : lse;";
     first_tile_of_queries_forgotten in "attention": "begin / QUERIES * QUERIES" => "(begin / QUERIES + 1) * QUERIES";
     wrong_group in "attention": "head * a.groups / a.heads" => "head % a.groups";
     delta_of_another_row in "attention": "delta = row_delta[e / 2];" => "delta = row_delta[e % 2];";
@@ -93,14 +99,19 @@ const MUTANTS: &[Mutant] = mutants! {
     strides_ignored in "pointwise": "if (!layout.dense) locate<2>(layout, i, at);" => "";
     tail_forgotten in "pointwise":
         "+ first; i < n; i += step) {" => "+ first; i + 1 < n; i += step) {";
-    unaligned_vectors in "norm": "aligned16(row) && aligned16(out) ? width" => "true ? width";
+    unaligned_vectors in "softmax": "aligned16(row) && aligned16(out) ? width" => "true ? width";
+    unaligned_packs in "norm": "aligned16(out) && (aligned16(rows) && ...) ? width" => "true ? width";
+    packs_of_any_width in "norm": "packs = width % SIZE == 0 && " => "packs = ";
+    packs_of_any_head in "rotary": "steps % SIZE == 0 && aligned16(x)" => "aligned16(x)";
+    tail_of_a_cast_forgotten in "cast": "i = packs * SIZE + first; i < n" => "i = packs * SIZE + first; i + 1 < n";
+    rows_between_not_added in "norm": "row = first; row < end; row++" => "row = first; row < end; row += 2";
     counts_added_before_all_are_there in "zero_bitmap": "    __syncthreads();\n    i64 before" => "    i64 before";
     word_of_another_chunk in "zero_bitmap": "word = chunk * CHUNK_WORDS; word < at" => "word = chunk; word < at";
     ids_of_other_shards_first in "sort": "own < size ? own : size" => "own < size ? own : -1";
     sum_of_every_position_of_an_id in "index": "if (first > 0 && keys[order[first - 1]] == key) return;" => "";
     samples_along_y_forgotten in "attention_bias": " + blockIdx.y / heads}" => "}";
 
-    head_stride_for_position_stride in "rotary": "(i64)position * position_stride" => "(i64)position * head_stride";
+    head_stride_for_position_stride in "rotary": "(i64)position * r.position_stride" => "(i64)position * r.head_stride";
     // Steps and losses
     columns_of_another_matrix in "adafactor": "column_factors + row / height * width" => "column_factors";
     decay_of_the_new_moment in "adamw": "w * c.keep - c.step_size" => "w - c.step_size";
@@ -123,7 +134,7 @@ const MUTANTS: &[Mutant] = mutants! {
 /// Changes that only the address sanitizer notices: they read where nothing is, and do nothing with it.
 const UNSANITARY: &[Mutant] = mutants! {
     reads_behind_the_last_row in "norm":
-        "A along = A(0), total = A(0);\n#pragma" => "A along = widen(x[rows * width]) * A(0), total = A(0);\n#pragma";
+        "along = {}, total = {};" => "along = {widen(x[rows * width]) * A(0)}, total = {};";
     reads_before_the_first_row in "softmax": "A dot = A(0);" => "A dot = widen(y[-1]) * A(0);";
 };
 

@@ -100,6 +100,9 @@ fn backward_weights<N: NormKind>(
     let block = rows.div_ceil(128).max(32);
     let blocks = rows.div_ceil(block);
     let mut partials = Tensor::empty(device, acc, &[blocks, 2, width])?;
+    // Elements of 16 bytes, which a thread takes at once where every row has a multiple of them.
+    let columns = 16 / x.dtype().size();
+    let columns = if width.is_multiple_of(columns) { columns } else { 1 };
     let name =
         if N::CENTRED { "layer_norm_backward_partials" } else { "rms_norm_backward_partials" };
     let launch = kernel(device, "norm", x.dtype(), name)?.input(dy).input(x);
@@ -110,7 +113,7 @@ fn backward_weights<N: NormKind>(
         .value(rows as u64)
         .value(width as u64)
         .value(block as u64)
-        .run([width.div_ceil(COLUMNS), blocks, 1], [COLUMNS, 1, 1])?;
+        .run([width.div_ceil(COLUMNS * columns), blocks, 1], [COLUMNS, 1, 1])?;
     let sum = || Tensor::empty(device, acc, &[width]);
     let (mut dweight, mut dbias) = (sum()?, sum()?);
     kernel(device, "norm", x.dtype(), "norm_backward_weights")?
