@@ -11,6 +11,7 @@ use ferrotron::tensor::ops::attention::{
 use ferrotron::tensor::ops::layer_norm::{layer_norm, layer_norm_backward};
 use ferrotron::tensor::ops::matmul::{Accum, matmul_into};
 use ferrotron::tensor::ops::random::normal;
+use ferrotron::tensor::ops::rounded::Rounded;
 use ferrotron::tensor::ops::step::{DeviceStepParams, StepParams};
 use ferrotron::tensor::{RandomKey, ShardSpec};
 use ferrotron::{DType, Device, Result, Tensor};
@@ -142,6 +143,14 @@ fn optimizer(device: &Device) -> Result<()> {
     // Weights and moments are read and written, gradients read, copies written.
     let work = gigabytes(7 * g.buffer_bytes() + copy.buffer_bytes());
     report(device, "adamw", work, || {
-        adamw(&AdamW::default(), &step, &mut w, &g, &mut m, &mut v, Some(&mut copy))
+        adamw(
+            &AdamW::default(),
+            &step,
+            &mut w,
+            &g,
+            &mut m,
+            &mut v,
+            Some(Rounded::nearest(&mut copy)),
+        )
     })
 }

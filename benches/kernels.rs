@@ -1,7 +1,10 @@
 //! Kernels at the shapes of GPT-2 124M (4 sequences of 256 tokens) and of the char model, as tables of
 //! named shapes. Throughput is in elements: floating-point operations for products and attention, bytes
-//! for what memory bounds. `cargo bench --bench kernels -- gemm` prints products alone.
+//! for what memory bounds. `cargo bench --bench kernels -- gemm` prints products alone, `-- elementwise` all else beside
+//! its floor.
 
+#[path = "kernels/elementwise.rs"]
+mod elementwise;
 #[path = "kernels/gemm.rs"]
 mod gemm;
 
@@ -169,11 +172,14 @@ criterion_group!(benches, products, attentions, memory_bound);
 
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let mut filters = arguments.iter().filter(|argument| !argument.starts_with('-'));
-    if arguments.iter().all(|argument| argument.starts_with('-'))
-        || filters.any(|filter| "gemm".contains(&filter[..]))
-    {
+    let all = arguments.iter().all(|argument| argument.starts_with('-'));
+    let filters = arguments.iter().filter(|argument| !argument.starts_with('-'));
+    let wants = |name: &str| all || filters.clone().any(|filter| name.contains(&filter[..]));
+    if wants("gemm") {
         gemm::table();
+    }
+    if wants("elementwise") {
+        elementwise::table();
     }
     benches();
     Criterion::default().configure_from_args().final_summary();

@@ -8,6 +8,7 @@ use ferrotron_tensor::ops::adafactor::{
     matrix_factors, square_sums, update_mean_squares, update_means, update_sq_norm, vector_factors,
 };
 use ferrotron_tensor::ops::concat::concat;
+use ferrotron_tensor::ops::rounded::Rounded;
 use ferrotron_tensor::ops::sq_norm::add_sq_norm;
 use ferrotron_tensor::{DType, Device, Error, Result, Tensor};
 
@@ -87,6 +88,33 @@ impl AdafactorConfig {
     /// The index of the second moments among the states.
     fn second_moments(&self) -> usize {
         usize::from(self.beta1 > 0.0)
+    }
+
+    /// The second pass over a block: weights, and the rounded weights if there are any.
+    fn pass(
+        &self,
+        weights: &mut Tensor,
+        gradient: &Tensor,
+        states: &mut [&mut Tensor],
+        rounded: Option<Rounded>,
+        step: &UpdateStep,
+    ) -> Result<()> {
+        let config = Adafactor {
+            eps2: self.eps2,
+            clip_threshold: self.clip_threshold,
+            beta1: self.beta1,
+            weight_decay: step.weight_decay(self.weight_decay),
+        };
+        let block = step.block()?;
+        let factors = self.factors(block, states)?;
+        let [update, rest @ ..] = step.prepared() else {
+            return Err(Error::config("adafactor", "the sums of this step are missing"));
+        };
+        let (update, of_weights) = (update.clone(), rest.first().cloned());
+        let sums = SquareSums { weights: of_weights, update, numel: block.numel() };
+        let mean = (self.beta1 > 0.0).then(|| &mut *states[0]);
+        let facts = (&factors, &sums);
+        adafactor(&config, step.device_params(), weights, gradient, facts, mean, rounded)
     }
 
     /// The factors that multiply the gradient of a block, from its states.
@@ -239,21 +267,18 @@ impl UpdateRule for AdafactorConfig {
         states: &mut [&mut Tensor],
         step: &UpdateStep,
     ) -> Result<()> {
-        let config = Adafactor {
-            eps2: self.eps2,
-            clip_threshold: self.clip_threshold,
-            beta1: self.beta1,
-            weight_decay: step.weight_decay(self.weight_decay),
-        };
-        let block = step.block()?;
-        let factors = self.factors(block, states)?;
-        let [update, rest @ ..] = step.prepared() else {
-            return Err(Error::config("adafactor", "the sums of this step are missing"));
-        };
-        let (update, of_weights) = (update.clone(), rest.first().cloned());
-        let sums = SquareSums { weights: of_weights, update, numel: block.numel() };
-        let mean = (self.beta1 > 0.0).then(|| &mut *states[0]);
-        adafactor(&config, step.device_params(), weights, gradient, &factors, &sums, mean)
+        self.pass(weights, gradient, states, None, step)
+    }
+
+    fn update_and_round(
+        &self,
+        weights: &mut Tensor,
+        gradient: &Tensor,
+        states: &mut [&mut Tensor],
+        rounded: Rounded,
+        step: &UpdateStep,
+    ) -> Result<()> {
+        self.pass(weights, gradient, states, Some(rounded), step)
     }
 }
 

@@ -1,6 +1,7 @@
 //! AdamW: Loshchilov and Hutter, arXiv 1711.05101, as `torch.optim.AdamW`.
 
 use ferrotron_tensor::ops::adamw::{AdamW, adamw};
+use ferrotron_tensor::ops::rounded::Rounded;
 use ferrotron_tensor::{Result, Tensor};
 
 use super::check::{fractions, non_negative};
@@ -40,7 +41,7 @@ impl UpdateRule for AdamW {
         weights: &mut Tensor,
         gradient: &Tensor,
         states: &mut [&mut Tensor],
-        rounded: &mut Tensor,
+        rounded: Rounded,
         step: &UpdateStep,
     ) -> Result<()> {
         pass(self, weights, gradient, states, Some(rounded), step)
@@ -53,7 +54,7 @@ fn pass(
     weights: &mut Tensor,
     gradient: &Tensor,
     states: &mut [&mut Tensor],
-    rounded: Option<&mut Tensor>,
+    rounded: Option<Rounded>,
     step: &UpdateStep,
 ) -> Result<()> {
     let config = AdamW { weight_decay: step.weight_decay(rule.weight_decay), ..*rule };

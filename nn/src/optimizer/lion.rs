@@ -1,6 +1,7 @@
 //! Lion, whose steps are signs of a mean of gradients: Chen et al., arXiv 2302.06675.
 
 use ferrotron_tensor::ops::lion::{Lion, lion};
+use ferrotron_tensor::ops::rounded::Rounded;
 use ferrotron_tensor::{Result, Tensor};
 
 use super::check::{fractions, non_negative};
@@ -32,7 +33,30 @@ impl UpdateRule for Lion {
         states: &mut [&mut Tensor],
         step: &UpdateStep,
     ) -> Result<()> {
-        let config = Lion { weight_decay: step.weight_decay(self.weight_decay), ..*self };
-        lion(&config, step.device_params(), weights, gradient, states[0])
+        pass(self, weights, gradient, states, None, step)
     }
+
+    fn update_and_round(
+        &self,
+        weights: &mut Tensor,
+        gradient: &Tensor,
+        states: &mut [&mut Tensor],
+        rounded: Rounded,
+        step: &UpdateStep,
+    ) -> Result<()> {
+        pass(self, weights, gradient, states, Some(rounded), step)
+    }
+}
+
+/// One pass over weights, gradients and momentum, and over the rounded weights if there are any.
+fn pass(
+    rule: &Lion,
+    weights: &mut Tensor,
+    gradient: &Tensor,
+    states: &mut [&mut Tensor],
+    rounded: Option<Rounded>,
+    step: &UpdateStep,
+) -> Result<()> {
+    let config = Lion { weight_decay: step.weight_decay(rule.weight_decay), ..*rule };
+    lion(&config, step.device_params(), weights, gradient, states[0], rounded)
 }

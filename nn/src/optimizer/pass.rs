@@ -1,7 +1,8 @@
 //! One optimizer step over the elements of a group: update, then rounding to 16 bits.
 
 use ferrotron_tensor::ops::ema::ema;
-use ferrotron_tensor::ops::round::{Stochastic, round, widen};
+use ferrotron_tensor::ops::round::{Stochastic, widen};
+use ferrotron_tensor::ops::rounded::Rounded;
 use ferrotron_tensor::{Device, FlatBuffer, MemoryKind, RandomKey, Result, Tensor};
 use std::ops::Range;
 
@@ -135,12 +136,12 @@ impl Pass<'_> {
     ) -> Result<()> {
         match (self.rounding, piece) {
             (Rounding::Stochastic { seed }, Some(ParamShard { param, place, .. })) => {
-                elements.update(exact, None)?;
                 let key = RandomKey::new(seed, self.count, param);
                 let step = Some(self.step.params);
-                round(weights, exact, Some(Stochastic { key: &key, place, step }))
+                let stochastic = Some(Stochastic { key: &key, place, step });
+                elements.update(exact, Some(Rounded { target: weights, stochastic }))
             }
-            _ => elements.update(exact, Some(weights)),
+            _ => elements.update(exact, Some(Rounded::nearest(weights))),
         }
     }
 
@@ -169,9 +170,8 @@ impl Pass<'_> {
 }
 
 impl Elements<'_, '_> {
-    /// The update rule, over `weights`, which are the parameters or copies of them. `rounded` receives them rounded to
-    /// nearest.
-    fn update(self, weights: &mut Tensor, rounded: Option<&mut Tensor>) -> Result<()> {
+    /// The update rule, over `weights`, which are the parameters or copies of them. `rounded` receives them rounded.
+    fn update(self, weights: &mut Tensor, rounded: Option<Rounded>) -> Result<()> {
         let Elements { gradients, states, step, rule } = self;
         match rounded {
             None => rule.update(weights, &gradients, states, &step),

@@ -1,6 +1,6 @@
 //! The trait of update rules, the state that a rule declares, and the facts of a step that it may read.
 
-use ferrotron_tensor::ops::round::round;
+use ferrotron_tensor::ops::rounded::Rounded;
 use ferrotron_tensor::ops::step::{DeviceStepParams, StepParams};
 use ferrotron_tensor::{DType, Error, Result, Tensor};
 
@@ -124,17 +124,17 @@ pub trait UpdateRule: std::fmt::Debug + Send + Sync {
         step: &UpdateStep,
     ) -> Result<()>;
 
-    /// Like [`UpdateRule::update`], and rounds the updated weights to nearest into `rounded`.
+    /// Like [`UpdateRule::update`], and rounds the updated weights into `rounded`, to nearest or stochastically.
     fn update_and_round(
         &self,
         weights: &mut Tensor,
         gradient: &Tensor,
         states: &mut [&mut Tensor],
-        rounded: &mut Tensor,
+        rounded: Rounded,
         step: &UpdateStep,
     ) -> Result<()> {
         self.update(weights, gradient, states, step)?;
-        round(rounded, weights, None)
+        rounded.round(weights)
     }
 }
 
@@ -349,7 +349,7 @@ impl<R: UpdateRule + ?Sized> UpdateRule for &R {
         weights: &mut Tensor,
         gradient: &Tensor,
         states: &mut [&mut Tensor],
-        rounded: &mut Tensor,
+        rounded: Rounded,
         step: &UpdateStep,
     ) -> Result<()> {
         (**self).update_and_round(weights, gradient, states, rounded, step)

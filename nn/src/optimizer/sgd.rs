@@ -1,5 +1,6 @@
 //! Gradient descent with momentum, also in Nesterov's form, as `torch.optim.SGD`.
 
+use ferrotron_tensor::ops::rounded::Rounded;
 use ferrotron_tensor::ops::sgd::{Sgd, sgd};
 use ferrotron_tensor::{Result, Tensor};
 
@@ -32,7 +33,30 @@ impl UpdateRule for Sgd {
         states: &mut [&mut Tensor],
         step: &UpdateStep,
     ) -> Result<()> {
-        let config = Sgd { weight_decay: step.weight_decay(self.weight_decay), ..*self };
-        sgd(&config, step.device_params(), weights, gradient, states[0])
+        pass(self, weights, gradient, states, None, step)
     }
+
+    fn update_and_round(
+        &self,
+        weights: &mut Tensor,
+        gradient: &Tensor,
+        states: &mut [&mut Tensor],
+        rounded: Rounded,
+        step: &UpdateStep,
+    ) -> Result<()> {
+        pass(self, weights, gradient, states, Some(rounded), step)
+    }
+}
+
+/// One pass over weights, gradients and momentum, and over the rounded weights if there are any.
+fn pass(
+    rule: &Sgd,
+    weights: &mut Tensor,
+    gradient: &Tensor,
+    states: &mut [&mut Tensor],
+    rounded: Option<Rounded>,
+    step: &UpdateStep,
+) -> Result<()> {
+    let config = Sgd { weight_decay: step.weight_decay(rule.weight_decay), ..*rule };
+    sgd(&config, step.device_params(), weights, gradient, states[0], rounded)
 }

@@ -1,6 +1,6 @@
 //! The microkernel: a small tile of the product, held in registers while k runs.
 
-use super::isa::vector::Vector;
+use super::isa::vector::{FULL_TILE, Steps, Vector};
 use crate::{DType, Element, Real, bf16, f16};
 
 /// One call of the microkernel. Row i, step p of the left operand is at `a + i * a_row + p * a_step`;
@@ -41,6 +41,8 @@ pub(super) struct StoredColumns {
 
 /// The microkernel's operation on one step of both operands.
 pub(super) trait Multiply<V> {
+    /// Whether it is [`Vector::mul_add`].
+    const PLAIN: bool = false;
     /// sum + factor * column, lane by lane.
     unsafe fn multiply_add(factor: V, column: V, sum: V) -> V;
 }
@@ -49,6 +51,8 @@ pub(super) trait Multiply<V> {
 pub(super) struct Single;
 
 impl<V: Vector> Multiply<V> for Single {
+    const PLAIN: bool = true;
+
     #[inline(always)]
     unsafe fn multiply_add(factor: V, column: V, sum: V) -> V {
         // SAFETY: the caller's promise, passed on.
@@ -85,21 +89,30 @@ pub(super) unsafe fn tile<
         }
         let mask = V::first(tile.last_lanes);
         let mut sums = [[V::splat(V::Scalar::ZERO); N]; R];
-        for _ in 0..depth {
-            let mut columns = [V::splat(V::Scalar::ZERO); N];
-            for (v, column) in columns.iter_mut().enumerate() {
-                let from = b.add(v * V::LANES);
-                let partial = V::FREE_MASKS && v + 1 == N;
-                *column = if partial { V::load_first(from, mask) } else { V::load(from) };
+        match V::FULL {
+            Some(full) if [R, N] == FULL_TILE && M::PLAIN => {
+                // The same type, by the condition.
+                let sums = (&raw mut sums).cast::<[[V; FULL_TILE[1]]; FULL_TILE[0]]>();
+                full(&Steps { depth, a, a_row, a_step, b, b_step }, &mut *sums);
             }
-            for (i, row) in sums.iter_mut().enumerate() {
-                let factor = V::splat(a.offset(i as isize * a_row).read_unaligned());
-                for (sum, column) in row.iter_mut().zip(columns) {
-                    *sum = M::multiply_add(factor, column, *sum);
+            _ => {
+                for _ in 0..depth {
+                    let mut columns = [V::splat(V::Scalar::ZERO); N];
+                    for (v, column) in columns.iter_mut().enumerate() {
+                        let from = b.add(v * V::LANES);
+                        let partial = V::FREE_MASKS && v + 1 == N;
+                        *column = if partial { V::load_first(from, mask) } else { V::load(from) };
+                    }
+                    for (i, row) in sums.iter_mut().enumerate() {
+                        let factor = V::splat(a.offset(i as isize * a_row).read_unaligned());
+                        for (sum, column) in row.iter_mut().zip(columns) {
+                            *sum = M::multiply_add(factor, column, *sum);
+                        }
+                    }
+                    a = a.wrapping_offset(a_step);
+                    b = b.wrapping_offset(b_step);
                 }
             }
-            a = a.wrapping_offset(a_step);
-            b = b.wrapping_offset(b_step);
         }
         V::Scalar::put(tile, sums.into_iter());
     }

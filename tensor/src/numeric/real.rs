@@ -31,10 +31,19 @@ pub trait Real:
     const NEG_INFINITY: Self;
     /// The nearest representable value.
     fn from_f64(value: f64) -> Self;
+    /// Exact.
+    fn from_u16(value: u16) -> Self;
     /// Widens; exact.
     fn f64(self) -> f64;
     /// e^self.
     fn exp(self) -> Self;
+    /// e^self of a number that is at most 0, but for rounding, or NaN: [`Real::exp`] without the bound above.
+    #[inline(always)]
+    fn exp_nonpositive(self) -> Self {
+        self.exp()
+    }
+    /// 2^self. In f32 at least 2^-126; infinity from 128 on, and any number for NaN.
+    fn exp2(self) -> Self;
     /// Natural logarithm.
     fn ln(self) -> Self;
     /// Square root.
@@ -78,6 +87,10 @@ macro_rules! common {
         #[inline(always)]
         fn from_f64(value: f64) -> Self {
             value as $type
+        }
+        #[inline(always)]
+        fn from_u16(value: u16) -> Self {
+            value.into()
         }
         #[inline(always)]
         fn f64(self) -> f64 {
@@ -141,6 +154,10 @@ impl Real for f64 {
         f64::exp(self)
     }
     #[inline(always)]
+    fn exp2(self) -> Self {
+        f64::exp2(self)
+    }
+    #[inline(always)]
     fn tanh(self) -> Self {
         f64::tanh(self)
     }
@@ -150,38 +167,79 @@ impl Real for f64 {
     }
 }
 
+/// Adding and subtracting 1.5 * 2^23 rounds to an integer without a branch.
+const ROUND: f32 = 12_582_912.0;
+
+/// The least exponent of e with a normal result.
+const LEAST_EXPONENT: f32 = -87.336_54;
+
+/// e^r and n + [`ROUND`] with x = n ln 2 + r.
+///
+/// n = round(x / ln 2), |r| <= ln(2)/2, and the polynomial of degree 6 for e^r with p(0) = p'(0) = 1 whose largest relative
+/// error, 3e-9, is least. Fused multiply-adds and pairs of terms (Estrin's scheme) keep the chain of dependent instructions
+/// short: a loop over long chains fills the processor's queues, and its units wait.
+#[inline(always)]
+fn reduced_exp(x: f32) -> (f32, f32) {
+    const LN2_HIGH: f32 = 0.693_359_4;
+    const LN2_LOW: f32 = -2.121_944_4e-4;
+    const C2: f32 = 0.499_999_94;
+    const C3: f32 = 0.166_665_2;
+    const C4: f32 = 0.041_668_393;
+    const C5: f32 = 0.008_368_781;
+    const C6: f32 = 0.001_381_446_7;
+    let shifted = f32::mul_add(x, std::f32::consts::LOG2_E, ROUND);
+    let n = shifted - ROUND;
+    let r = f32::mul_add(n, -LN2_LOW, f32::mul_add(n, -LN2_HIGH, x));
+    let square = r * r;
+    let highest = f32::mul_add(C6, square, f32::mul_add(r, C5, C4));
+    let high = f32::mul_add(highest, square, f32::mul_add(r, C3, C2));
+    (f32::mul_add(high, square, r + 1.0), shifted)
+}
+
 impl Real for f32 {
     common!(f32);
 
     /// Exponential within 1.3 ulp on [-87.3, 88.7]; 0 below and infinity above.
-    ///
-    /// e^x = 2^n e^r with n = round(x / ln 2), |r| <= ln(2)/2, and the polynomial of degree 6 for e^r with p(0) = p'(0) =
-    /// 1 whose largest relative error, 3e-9, is least. Fused multiply-adds and pairs of terms (Estrin's scheme) keep the chain of
-    /// dependent instructions short: a loop over long chains fills the processor's queues, and its units wait.
     #[inline(always)]
     fn exp(self) -> Self {
-        // Adding and subtracting 1.5 * 2^23 rounds to an integer without a branch.
-        const ROUND: f32 = 12_582_912.0;
-        const LN2_HIGH: f32 = 0.693_359_4;
-        const LN2_LOW: f32 = -2.121_944_4e-4;
-        const C2: f32 = 0.499_999_94;
-        const C3: f32 = 0.166_665_2;
-        const C4: f32 = 0.041_668_393;
-        const C5: f32 = 0.008_368_781;
-        const C6: f32 = 0.001_381_446_7;
-        let shifted = f32::mul_add(self, std::f32::consts::LOG2_E, ROUND);
-        let n = shifted - ROUND;
-        let r = f32::mul_add(n, -LN2_LOW, f32::mul_add(n, -LN2_HIGH, self));
-        let square = r * r;
-        let highest = f32::mul_add(C6, square, f32::mul_add(r, C5, C4));
-        let high = f32::mul_add(highest, square, f32::mul_add(r, C3, C2));
-        let e = f32::mul_add(high, square, r + 1.0);
+        let (e, shifted) = reduced_exp(self);
         // The low bits of the shifted value are n, and the others are shifted out: this adds n to the exponent. Between
         // the bounds, where the result is normal, that is exact; outside, the bits are arbitrary and not used.
         let y = f32::from_bits(e.to_bits().wrapping_add(shifted.to_bits() << 23));
-        let y = if self < -87.336_54 { 0.0 } else { y };
+        let y = if self < LEAST_EXPONENT { 0.0 } else { y };
         // Infinity above, and NaN for NaN.
         if self <= 88.722_83 { y } else { self * f32::INFINITY }
+    }
+
+    /// The bits of [`Real::exp`] up to 88, with two instructions less.
+    #[inline(always)]
+    fn exp_nonpositive(self) -> Self {
+        let (e, shifted) = reduced_exp(self);
+        // The product with 2^n keeps NaN, whose payload an addition to the bits could carry into the exponent.
+        let power = f32::from_bits((shifted.to_bits() << 23).wrapping_add(1.0_f32.to_bits()));
+        if self < LEAST_EXPONENT { 0.0 } else { e * power }
+    }
+
+    /// Within 1.3 ulp on [-126, 128).
+    ///
+    /// 2^x = 2^n 2^r with n = round(x), |r| <= 1/2, r exact, and the polynomial of degree 6 for 2^r with p(0) = 1 whose
+    /// largest relative error, 1.5e-8, is least. At the bounds r is 0, so that 2^128 becomes infinity without a branch.
+    #[inline(always)]
+    fn exp2(self) -> Self {
+        const C1: f32 = std::f32::consts::LN_2;
+        const C2: f32 = 0.240_226_5;
+        const C3: f32 = 0.055_503_71;
+        const C4: f32 = 0.009_619_343;
+        const C5: f32 = 0.001_338_337_9;
+        const C6: f32 = 0.000_149_916_14;
+        let x = Real::max(-126.0, Real::min(128.0, self));
+        let shifted = x + ROUND;
+        let r = x - (shifted - ROUND);
+        let square = r * r;
+        let highest = f32::mul_add(C6, square, f32::mul_add(r, C5, C4));
+        let high = f32::mul_add(highest, square, f32::mul_add(r, C3, C2));
+        let e = f32::mul_add(high, square, f32::mul_add(r, C1, 1.0));
+        f32::from_bits(e.to_bits().wrapping_add(shifted.to_bits() << 23))
     }
 
     /// Hyperbolic tangent within 2 ulp: an odd polynomial below 0.625 (coefficients: Cephes `tanhf`), else computed from
@@ -230,6 +288,40 @@ mod tests {
         assert_eq!(Real::exp(f32::NEG_INFINITY), 0.0);
         assert_eq!(Real::exp(100.0_f32), f32::INFINITY);
         assert!(Real::exp(f32::NAN).is_nan());
+    }
+
+    #[test]
+    fn the_exponential_of_no_positive_number_has_the_bits_of_the_exponential() {
+        for i in -900_000..5 {
+            let x = i as f32 / 10_000.0;
+            let (got, want) = (Real::exp_nonpositive(x), Real::exp(x));
+            assert_eq!(got.to_bits(), want.to_bits(), "exp({x}): got {got}, want {want}");
+        }
+        assert_eq!(Real::exp_nonpositive(f32::NEG_INFINITY), 0.0);
+        for bits in [0x7FC0_0000, 0xFFC0_0000, 0x7FC0_0001, 0xFFFF_FFFF_u32] {
+            assert!(Real::exp_nonpositive(f32::from_bits(bits)).is_nan(), "{bits:x}");
+        }
+        assert_eq!(Real::exp_nonpositive(-3.0_f64), (-3.0_f64).exp());
+    }
+
+    #[test]
+    fn the_f32_power_of_two_is_within_1_3_ulp_and_saturates() {
+        for i in -1_260_000..1_280_000 {
+            let x = i as f32 / 10_000.0;
+            let want = f64::from(x).exp2();
+            let ulp = f64::from(x).floor().exp2() * f64::from(f32::EPSILON);
+            let error = (f64::from(Real::exp2(x)) - want).abs();
+            assert!(error < 1.3 * ulp, "2^{x}: got {}, want {want}", Real::exp2(x));
+        }
+        for n in -126_i32..128 {
+            assert_eq!(Real::exp2(n as f32), 2.0_f32.powi(n));
+        }
+        for (x, want) in [(-1e9, f32::MIN_POSITIVE), (f32::NEG_INFINITY, f32::MIN_POSITIVE)] {
+            assert_eq!(Real::exp2(x), want);
+        }
+        for x in [128.0, 1e9, f32::INFINITY] {
+            assert_eq!(Real::exp2(x), f32::INFINITY);
+        }
     }
 
     #[test]

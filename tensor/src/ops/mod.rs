@@ -31,4 +31,4 @@ mod testing;
 mod vectorization;
 
 pub(crate) use crate::core::view;
-pub use optim::{adafactor, adamw, ema, lion, outcome, round, sgd, sq_norm, step};
+pub use optim::{adafactor, adamw, ema, lion, outcome, round, rounded, sgd, sq_norm, step};

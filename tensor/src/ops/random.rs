@@ -13,6 +13,7 @@ use crate::numeric::simd::vectorized;
 use crate::{
     DType, Device, Element, Error, RandomKey, Real, Result, ShardSpec, Tensor, dispatch_float,
 };
+use std::ops::Range;
 
 /// Philox blocks that are drawn together, one per lane.
 const LANES: usize = 16;
@@ -149,7 +150,7 @@ pub(crate) fn for_stretches(
     place: &ShardSpec,
     first_row: usize,
     rows: usize,
-    mut f: impl FnMut(u64, std::ops::Range<usize>),
+    mut f: impl FnMut(u64, Range<usize>),
 ) {
     let (mut start, mut range) = (0, 0..0);
     for row in first_row..first_row + rows {
@@ -167,6 +168,26 @@ pub(crate) fn for_stretches(
     if !range.is_empty() {
         f(start, range);
     }
+}
+
+/// [`for_stretches`] for a range of elements, which may begin and end within rows. Local ranges begin at the range's start.
+pub(crate) fn for_stretches_of(
+    place: &ShardSpec,
+    elements: Range<usize>,
+    mut f: impl FnMut(u64, Range<usize>),
+) {
+    let width = place.dims().last().copied().unwrap_or(1);
+    if elements.is_empty() || width == 0 {
+        return;
+    }
+    let first = elements.start / width;
+    for_stretches(place, first, elements.end.div_ceil(width) - first, |global, local| {
+        let (begin, end) = (first * width + local.start, first * width + local.end);
+        let (from, to) = (begin.max(elements.start), end.min(elements.end));
+        if from < to {
+            f(global + (from - begin) as u64, from - elements.start..to - elements.start);
+        }
+    });
 }
 
 /// Uniform numbers on \[low, high): the shard `place` of the tensor identified by `key`. Rounding to a narrow dtype
@@ -308,6 +329,29 @@ mod tests {
             assert_eq!(bits(&part.narrow(1, 3, 60)?), bits(&rows.narrow(1, 9, 60)?));
             Ok(vec![whole, part])
         });
+    }
+
+    #[test]
+    fn ranges_of_elements_have_the_indices_of_their_rows() {
+        for pieces in PLACES {
+            let place = ShardSpec::new(&[6, 5, 33], pieces).unwrap();
+            let (numel, width): (usize, usize) = (place.dims().iter().product(), place.dims()[2]);
+            let mut all = Vec::new();
+            for_stretches(&place, 0, numel / width, |global, range| {
+                all.extend(global..global + range.len() as u64);
+            });
+            for start in (0..=numel).step_by(7) {
+                for end in (start..=numel).step_by(11) {
+                    let (mut got, mut next) = (Vec::new(), 0);
+                    for_stretches_of(&place, start..end, |global, range| {
+                        assert_eq!(range.start, next);
+                        next = range.end;
+                        got.extend(global..global + range.len() as u64);
+                    });
+                    assert_eq!(got, all[start..end], "{start}..{end} of {pieces:?}");
+                }
+            }
+        }
     }
 
     #[test]

@@ -24,7 +24,7 @@ pub(crate) struct RowStatistics<A> {
     pub max: A,
     /// sum_j e^(x_j - max).
     pub sum_exp: f64,
-    /// sum_j x_j.
+    /// sum_j x_j, or 0 without [`WithSum`].
     pub sum: f64,
 }
 
@@ -35,10 +35,27 @@ impl<A: Real> RowStatistics<A> {
     }
 }
 
+/// Whether [`row_statistics`] sums the elements: only label smoothing needs that.
+pub(crate) trait Summing: 'static {
+    const SUMS: bool;
+}
+
+/// Sums the elements.
+pub(crate) struct WithSum;
+impl Summing for WithSum {
+    const SUMS: bool = true;
+}
+
+/// Leaves the sum at 0.
+pub(crate) struct WithoutSum;
+impl Summing for WithoutSum {
+    const SUMS: bool = false;
+}
+
 vectorized! {
     /// Reads a row from memory once: each block is read for its maximum, and again from cache for its sums. A larger
     /// maximum rescales the earlier sum.
-    pub(crate) fn row_statistics<T: Element>(row: &[T]) -> RowStatistics<T::Acc> {
+    pub(crate) fn row_statistics<T: Element, S: Summing>(row: &[T]) -> RowStatistics<T::Acc> {
         let mut all = RowStatistics { max: T::Acc::NEG_INFINITY, sum_exp: 0.0, sum: 0.0 };
         for block in row.chunks(BLOCK) {
             let mut lanes = [T::Acc::NEG_INFINITY; LANES];
@@ -63,23 +80,29 @@ vectorized! {
             let shift = if all.max == T::Acc::NEG_INFINITY { T::Acc::ZERO } else { all.max };
             for chunk in chunks {
                 for ((exp, sum), x) in exps.iter_mut().zip(&mut sums).zip(chunk) {
-                    *exp += (x.acc() - shift).exp();
-                    *sum += x.acc();
+                    *exp += (x.acc() - shift).exp_nonpositive();
+                    if S::SUMS {
+                        *sum += x.acc();
+                    }
                 }
             }
             for ((exp, sum), x) in exps.iter_mut().zip(&mut sums).zip(rest) {
-                *exp += (x.acc() - shift).exp();
-                *sum += x.acc();
+                *exp += (x.acc() - shift).exp_nonpositive();
+                if S::SUMS {
+                    *sum += x.acc();
+                }
             }
             all.sum_exp += exps.into_iter().map(Real::f64).sum::<f64>();
-            all.sum += sums.into_iter().map(Real::f64).sum::<f64>();
+            if S::SUMS {
+                all.sum += sums.into_iter().map(Real::f64).sum::<f64>();
+            }
         }
         all
     }
 
     fn softmax_row<T: Element>(x: &[T], y: &mut [T], max: T::Acc, inverse_sum: T::Acc) {
         for (y, x) in y.iter_mut().zip(x) {
-            *y = T::from_acc((x.acc() - max).exp() * inverse_sum);
+            *y = T::from_acc((x.acc() - max).exp_nonpositive() * inverse_sum);
         }
     }
 
@@ -154,7 +177,7 @@ impl Weight for LogSoftmax {
 /// ```
 pub fn softmax(x: &Tensor, dim: isize) -> Result<Tensor> {
     dispatch_float!("softmax", x.dtype(), T => rows_of::<T>("softmax", x, dim, |x, y| {
-        let found = row_statistics(x);
+        let found = row_statistics::<T, WithoutSum>(x);
         softmax_row(x, y, found.max, <T as Element>::Acc::from_f64(1.0 / found.sum_exp));
     }))
 }
@@ -162,7 +185,7 @@ pub fn softmax(x: &Tensor, dim: isize) -> Result<Tensor> {
 /// Logarithm of [`softmax`], without its underflow.
 pub fn log_softmax(x: &Tensor, dim: isize) -> Result<Tensor> {
     dispatch_float!("log_softmax", x.dtype(), T => rows_of::<T>("log_softmax", x, dim, |x, y| {
-        log_softmax_row(x, y, <T as Element>::Acc::from_f64(row_statistics(x).log_sum_exp()));
+        log_softmax_row(x, y, <T as Element>::Acc::from_f64(row_statistics::<T, WithoutSum>(x).log_sum_exp()));
     }))
 }
 

@@ -10,6 +10,8 @@
 
 use ferrotron_cuda::kernels::{self, BinaryRow as BinaryKernel, UnaryRow as UnaryKernel};
 
+use std::f64::consts::LOG2_E;
+
 use crate::Real;
 
 /// The saved value from which a unary row's derivative is computed.
@@ -297,8 +299,8 @@ const GELU_CUBIC: f64 = 0.044_715;
 
 #[inline(always)]
 fn gelu_tanh<R: Real>(x: R) -> R {
-    // 0.5 (1 + tanh u) = sigmoid(2u): one exponential instead of a hyperbolic tangent.
-    x / (R::ONE + (-x * gelu_slope(x * x)).exp())
+    // 0.5 (1 + tanh u) = 1 / (1 + e^-2u): one exponential, to base 2, instead of a hyperbolic tangent.
+    x / (R::ONE + (x * gelu_exponent(x * x)).exp2())
 }
 
 #[inline(always)]
@@ -306,15 +308,15 @@ fn gelu_tanh_derivative<R: Real>(x: R) -> R {
     let square = x * x;
     let cubic = R::from_f64(6.0 * SQRT_2_OVER_PI * GELU_CUBIC);
     let du = cubic.mul_add(square, R::from_f64(2.0 * SQRT_2_OVER_PI));
-    let y = (x * gelu_slope(square)).sigmoid();
+    let y = R::ONE / (R::ONE + (x * gelu_exponent(square)).exp2());
     (x * y * (R::ONE - y)).mul_add(du, y)
 }
 
-/// 2u / x of the tanh form of GELU, from x^2.
+/// -2u / (x ln 2) of the tanh form of GELU, from x^2.
 #[inline(always)]
-fn gelu_slope<R: Real>(square: R) -> R {
-    let cubic = R::from_f64(2.0 * SQRT_2_OVER_PI * GELU_CUBIC);
-    cubic.mul_add(square, R::from_f64(2.0 * SQRT_2_OVER_PI))
+fn gelu_exponent<R: Real>(square: R) -> R {
+    let cubic = R::from_f64(-2.0 * SQRT_2_OVER_PI * GELU_CUBIC * LOG2_E);
+    cubic.mul_add(square, R::from_f64(-2.0 * SQRT_2_OVER_PI * LOG2_E))
 }
 
 #[inline(always)]

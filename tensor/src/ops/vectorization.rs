@@ -6,6 +6,7 @@ use super::cross_entropy::{CrossEntropyConfig, cross_entropy, cross_entropy_back
 use super::layer_norm::{layer_norm, layer_norm_backward};
 use super::optim::adamw::{AdamW, adamw};
 use super::optim::round::{Stochastic, round};
+use super::optim::rounded::Rounded;
 use super::optim::sgd::{Nesterov, Sgd, sgd};
 use super::optim::sq_norm::add_sq_norm;
 use super::optim::step::{DeviceStepParams, StepParams};
@@ -133,14 +134,24 @@ fn kernels_execute_the_instructions_of_vectors() {
             let (mut w, g, mut m, mut v) = (all()?, all()?, all()?, all()?);
             let (step, config) = (step()?, AdamW::default());
             let mut copy = copy.map(|dtype| flat(dtype, rows, 0.5)).transpose()?;
-            Ok(Box::new(move || adamw(&config, &step, &mut w, &g, &mut m, &mut v, copy.as_mut())))
+            Ok(Box::new(move || {
+                adamw(
+                    &config,
+                    &step,
+                    &mut w,
+                    &g,
+                    &mut m,
+                    &mut v,
+                    copy.as_mut().map(Rounded::nearest),
+                )
+            }))
         });
     }
     check("sgd", 30.0, &|rows| {
         let all = || flat(DType::F32, rows, 0.5);
         let (mut w, g, mut m, step) = (all()?, all()?, all()?, step()?);
         let config = Sgd { momentum: 0.9, weight_decay: 0.1, nesterov: Nesterov::On };
-        Ok(Box::new(move || sgd(&config, &step, &mut w, &g, &mut m)))
+        Ok(Box::new(move || sgd(&config, &step, &mut w, &g, &mut m, None)))
     });
     check("stochastic rounding", 220.0, &|rows| {
         let (mut y, x) = (flat(DType::BF16, rows, 0.5)?, flat(DType::F32, rows, 0.3)?);

@@ -7,6 +7,7 @@ use ferrotron_tensor::ops::adafactor::{
 use ferrotron_tensor::ops::adamw::{AdamW, adamw};
 use ferrotron_tensor::ops::lion::{Lion, lion};
 use ferrotron_tensor::ops::round::{Stochastic, round, widen};
+use ferrotron_tensor::ops::rounded::Rounded;
 use ferrotron_tensor::ops::sgd::{Nesterov, Sgd, sgd};
 use ferrotron_tensor::ops::sq_norm::{add_sq_norm, all_finite};
 use ferrotron_tensor::ops::step::{DeviceStepParams, StepParams};
@@ -66,7 +67,15 @@ fn weights_are_updated_as_on_the_cpu() -> Result<()> {
             check(&format!("adamw, {what}"), &gpu, |device| {
                 let (mut w, g, mut m, mut v, mut copy) = operands(device)?;
                 let config = AdamW { weight_decay: 0.1, ..AdamW::default() };
-                adamw(&config, &step(device)?, &mut w, &g, &mut m, &mut v, copy.as_mut())?;
+                adamw(
+                    &config,
+                    &step(device)?,
+                    &mut w,
+                    &g,
+                    &mut m,
+                    &mut v,
+                    copy.as_mut().map(Rounded::nearest),
+                )?;
                 Ok([w, m, v].into_iter().chain(copy).collect())
             })?;
             if copy.is_some() {
@@ -75,7 +84,7 @@ fn weights_are_updated_as_on_the_cpu() -> Result<()> {
             check(&format!("lion, {what}"), &gpu, |device| {
                 let (mut w, g, mut m, ..) = operands(device)?;
                 let config = Lion { weight_decay: 0.1, ..Lion::default() };
-                lion(&config, &step(device)?.scale_lr(0.5)?, &mut w, &g, &mut m)?;
+                lion(&config, &step(device)?.scale_lr(0.5)?, &mut w, &g, &mut m, None)?;
                 Ok(vec![w, m])
             })?;
             for (momentum, nesterov) in
@@ -86,7 +95,7 @@ fn weights_are_updated_as_on_the_cpu() -> Result<()> {
                     let none = Tensor::zeros(device, m.dtype(), &[0])?;
                     let mut m = if momentum == 0.0 { none } else { m };
                     let config = Sgd { momentum, weight_decay: 0.1, nesterov };
-                    sgd(&config, &step(device)?, &mut w, &g, &mut m)?;
+                    sgd(&config, &step(device)?, &mut w, &g, &mut m, None)?;
                     Ok(vec![w, m])
                 })?;
             }
@@ -111,14 +120,22 @@ fn types_that_do_not_fit_are_refused() -> Result<()> {
         let copy = &mut copy.map(zeros).transpose()?;
         let (mut w, mut m, mut v) = (zeros(weights)?, zeros(moments)?, zeros(moments)?);
         let config = AdamW::default();
-        let result = adamw(&config, &step, &mut w, &zeros(grads)?, &mut m, &mut v, copy.as_mut());
+        let result = adamw(
+            &config,
+            &step,
+            &mut w,
+            &zeros(grads)?,
+            &mut m,
+            &mut v,
+            copy.as_mut().map(Rounded::nearest),
+        );
         assert_eq!(result.unwrap_err().kind(), ErrorKind::DType, "{weights} {grads} {copy:?}");
     }
     // Numbers of the host are not where a kernel of the GPU reads them.
     let (mut w, mut m) = (zeros(F32)?, zeros(F32)?);
     let host = self::step(&Device::cpu(1)?)?;
     let config = Sgd { momentum: 0.9, weight_decay: 0.0, nesterov: Nesterov::Off };
-    let error = sgd(&config, &host, &mut w, &zeros(F32)?, &mut m).unwrap_err();
+    let error = sgd(&config, &host, &mut w, &zeros(F32)?, &mut m, None).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Device);
     Ok(())
 }
@@ -252,8 +269,8 @@ fn whole_step(
     let sums = SquareSums { weights: Some(of_weights), update, numel: n };
     let config = Adafactor { eps2: 1e-3, clip_threshold: 0.1, beta1: 0.9, weight_decay: 0.1 };
     let mut mean = random(device, kept, &[n], 3)?;
-    adafactor(&config, &step, &mut w, &g, &factors, &sums, Some(&mut mean))?;
-    adafactor(&config, &step, &mut w, &g, &factors, &sums, None)?;
+    adafactor(&config, &step, &mut w, &g, (&factors, &sums), Some(&mut mean), None)?;
+    adafactor(&config, &step, &mut w, &g, (&factors, &sums), None, None)?;
     Ok([w, mean, sums.update].into_iter().chain(means).collect())
 }
 
@@ -270,7 +287,15 @@ fn moments_may_be_in_memory_of_the_host() -> Result<()> {
         let mut weights = Tensor::zeros(device, BF16, &[3000])?;
         let (config, step) = (AdamW::default(), step(device)?);
         let grads = random(device, F32, &[3000], 4)?;
-        adamw(&config, &step, &mut master, &grads, &mut m, &mut v, Some(&mut weights))?;
+        adamw(
+            &config,
+            &step,
+            &mut master,
+            &grads,
+            &mut m,
+            &mut v,
+            Some(Rounded::nearest(&mut weights)),
+        )?;
         Ok(vec![master, m, v, weights])
     })
 }

@@ -23,7 +23,8 @@ use ferrotron_tensor::ops::outcome::{
 };
 use ferrotron_tensor::ops::random::normal;
 use ferrotron_tensor::ops::rotary::{Direction, RotaryTable, rotary};
-use ferrotron_tensor::ops::round::{Stochastic, round, widen};
+use ferrotron_tensor::ops::round::{Stochastic, widen};
+use ferrotron_tensor::ops::rounded::Rounded;
 use ferrotron_tensor::ops::softmax::softmax;
 use ferrotron_tensor::ops::sq_norm::add_sq_norm;
 use ferrotron_tensor::ops::step::{DeviceStepParams, StepParams};
@@ -168,7 +169,7 @@ impl Model {
     fn adamw(&mut self) -> Result<()> {
         let grads = self.dtable.reshape(&[self.dtable.numel()])?;
         let [m, v] = &mut self.moments;
-        let copy = Some(&mut self.table);
+        let copy = Some(Rounded::nearest(&mut self.table));
         adamw(&AdamW::default(), &self.step, &mut self.master, &grads, m, v, copy)
     }
 
@@ -192,11 +193,11 @@ impl Model {
         let sums = SquareSums { weights: Some(of_weights), update, numel: shape.numel() };
         let config = Adafactor { eps2: 1e-3, clip_threshold: 0.1, beta1: 0.9, weight_decay: 0.1 };
         let mean = Some(&mut self.mean);
-        adafactor(&config, &self.step, &mut exact, &grads, &factors, &sums, mean)?;
         // The host does not know the step while it captures: that in memory counts.
         let key = &RandomKey::new(11, 1_000_000, "projection");
-        let stochastic = Stochastic { key, place: &place, step: Some(&self.step) };
-        round(&mut self.projection, &exact, Some(stochastic))
+        let stochastic = Some(Stochastic { key, place: &place, step: Some(&self.step) });
+        let copy = Some(Rounded { target: &mut self.projection, stochastic });
+        adafactor(&config, &self.step, &mut exact, &grads, (&factors, &sums), mean, copy)
     }
 
     pub fn state(&self) -> Vec<&Tensor> {

@@ -188,7 +188,7 @@ fn step<T: Element, W: Element<Acc = T::Acc>, G: Element<Acc = T::Acc>>(
             let sums = SquareSums { weights: relative.as_ref().map(of), update, numel };
             let (step, grads) = (host_step(), tensor_of(&grads));
             let mean = has_mean.then_some(&mut want_means);
-            adafactor(&config, &step, &mut want, &grads, &factors, &sums, mean).unwrap();
+            adafactor(&config, &step, &mut want, &grads, (&factors, &sums), mean, None).unwrap();
         }
         // Four products and sums, fused or not.
         let eps = 8.0 * T::DTYPE.accumulator().epsilon();

@@ -1,5 +1,6 @@
 use ferrotron_cuda::arguments::Step;
 use ferrotron_tensor::ops::adamw::{AdamW, adamw};
+use ferrotron_tensor::ops::rounded::Rounded;
 use ferrotron_tensor::ops::step::{DeviceStepParams as HostStep, StepParams};
 use ferrotron_tensor::{Element, Real, bf16, f16};
 
@@ -63,8 +64,10 @@ fn step<T: Element, W: Element<Acc = T::Acc>, G: Element<Acc = T::Acc>>(
             (tensor_of(&weights), tensor_of(&m), tensor_of(&v));
         let mut want_copy = tensor_of(&vec![T::from_acc(Real::from_f64(7.0)); n]);
         if found_inf == 0 {
-            let (step, copy) =
-                (HostStep::new(&device(), &numbers), copies.then_some(&mut want_copy));
+            let (step, copy) = (
+                HostStep::new(&device(), &numbers),
+                copies.then(|| Rounded::nearest(&mut want_copy)),
+            );
             let (step, grads) = (step.unwrap(), tensor_of(&grads));
             adamw(&config, &step, &mut want, &grads, &mut want_m, &mut want_v, copy).unwrap();
         }

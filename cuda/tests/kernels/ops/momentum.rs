@@ -70,8 +70,8 @@ impl Rule {
     /// The same step on the CPU.
     fn step(&self, step: &HostStep, w: &mut Tensor, g: &Tensor, m: &mut Tensor) -> Result<()> {
         match self {
-            Rule::Sgd(config) => sgd(config, step, w, g, m),
-            Rule::Lion(config) => lion(config, step, w, g, m),
+            Rule::Sgd(config) => sgd(config, step, w, g, m, None),
+            Rule::Lion(config) => lion(config, step, w, g, m, None),
         }
     }
 }

@@ -1,7 +1,8 @@
 //! AVX2 with FMA and F16C: 4 rows by 24 (f32) or 12 (f64) columns in 12 of the 16 registers.
 
-use crate::gemm::isa::vector::Vector;
+use crate::gemm::isa::vector::{FullTile, Steps, Vector};
 use crate::{DType, Element};
+use std::arch::asm;
 use std::arch::x86_64::*;
 
 #[derive(Clone, Copy)]
@@ -16,6 +17,7 @@ impl Vector for F32x8 {
     type Square = [Self; 8];
     const LANES: usize = 8;
     const FREE_MASKS: bool = false;
+    const FULL: Option<FullTile<Self>> = Some(full_tile_f32);
 
     #[inline(always)]
     unsafe fn splat(value: f32) -> Self {
@@ -146,6 +148,7 @@ impl Vector for F64x4 {
     type Square = [Self; 4];
     const LANES: usize = 4;
     const FREE_MASKS: bool = false;
+    const FULL: Option<FullTile<Self>> = Some(full_tile_f64);
 
     #[inline(always)]
     unsafe fn splat(value: f64) -> Self {
@@ -220,4 +223,112 @@ impl Vector for F64x4 {
     }
 }
 
+/// Defines a [`FullTile`]. A step takes 16 registers: 12 sums, 3 vectors of columns and one factor. The compiler loads a
+/// factor before the one in use is done with and therefore keeps two sums in memory, at half the speed.
+macro_rules! full_tile {
+    ($name:ident, $vector:ident, $scalar:ty, $broadcast:literal, $multiply_add:literal) => {
+        #[target_feature(enable = "avx2", enable = "fma")]
+        #[inline]
+        unsafe fn $name(steps: &Steps<$scalar>, sums: &mut [[$vector; 3]; 4]) {
+            let Steps { depth, a, a_row, a_step, b, b_step } = *steps;
+            let bytes = size_of::<$scalar>() as isize;
+            let [row0, row1, row2, row3] = sums;
+            let ([s0, s1, s2], [s3, s4, s5]) = (row0, row1);
+            let ([s6, s7, s8], [s9, s10, s11]) = (row2, row3);
+            // SAFETY: reads the operands, as the caller vouches, and changes what is named.
+            unsafe {
+                asm!(
+                    "2:",
+                    "vmovups {c0}, [{b}]",
+                    "vmovups {c1}, [{b} + 32]",
+                    "vmovups {c2}, [{b} + 64]",
+                    concat!($broadcast, " {f}, [{a}]"),
+                    concat!($multiply_add, " {s0}, {f}, {c0}"),
+                    concat!($multiply_add, " {s1}, {f}, {c1}"),
+                    concat!($multiply_add, " {s2}, {f}, {c2}"),
+                    concat!($broadcast, " {f}, [{a} + {row}]"),
+                    concat!($multiply_add, " {s3}, {f}, {c0}"),
+                    concat!($multiply_add, " {s4}, {f}, {c1}"),
+                    concat!($multiply_add, " {s5}, {f}, {c2}"),
+                    concat!($broadcast, " {f}, [{a} + 2 * {row}]"),
+                    concat!($multiply_add, " {s6}, {f}, {c0}"),
+                    concat!($multiply_add, " {s7}, {f}, {c1}"),
+                    concat!($multiply_add, " {s8}, {f}, {c2}"),
+                    concat!($broadcast, " {f}, [{a} + {row3}]"),
+                    concat!($multiply_add, " {s9}, {f}, {c0}"),
+                    concat!($multiply_add, " {s10}, {f}, {c1}"),
+                    concat!($multiply_add, " {s11}, {f}, {c2}"),
+                    "add {a}, {a_step}",
+                    "add {b}, {b_step}",
+                    "dec {depth}",
+                    "jnz 2b",
+                    s0 = inout(ymm_reg) s0.0,
+                    s1 = inout(ymm_reg) s1.0,
+                    s2 = inout(ymm_reg) s2.0,
+                    s3 = inout(ymm_reg) s3.0,
+                    s4 = inout(ymm_reg) s4.0,
+                    s5 = inout(ymm_reg) s5.0,
+                    s6 = inout(ymm_reg) s6.0,
+                    s7 = inout(ymm_reg) s7.0,
+                    s8 = inout(ymm_reg) s8.0,
+                    s9 = inout(ymm_reg) s9.0,
+                    s10 = inout(ymm_reg) s10.0,
+                    s11 = inout(ymm_reg) s11.0,
+                    c0 = out(ymm_reg) _,
+                    c1 = out(ymm_reg) _,
+                    c2 = out(ymm_reg) _,
+                    f = out(ymm_reg) _,
+                    depth = inout(reg) depth => _,
+                    a = inout(reg) a => _,
+                    b = inout(reg) b => _,
+                    row = in(reg) bytes * a_row,
+                    row3 = in(reg) 3 * bytes * a_row,
+                    a_step = in(reg) bytes * a_step,
+                    b_step = in(reg) bytes * b_step,
+                    options(nostack, readonly)
+                );
+            }
+        }
+    };
+}
+full_tile!(full_tile_f32, F32x8, f32, "vbroadcastss", "vfmadd231ps");
+full_tile!(full_tile_f64, F64x4, f64, "vbroadcastsd", "vfmadd231pd");
+
 crate::gemm::compile::isa!(F32x8, F64x4, [1, 2, 3, 4], with_avx2);
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use crate::gemm::isa::Isa;
+    use crate::gemm::{Accum, MatMut, MatRef, gemm_at};
+    use crate::numeric::instructions::instructions;
+    use crate::{Element, Real};
+
+    /// Instructions of a step of a microtile of 4 rows.
+    fn per_step<T: Element<Acc = T> + Real>(columns: usize) -> f64 {
+        let count = |k: usize| {
+            let (a, b) = (vec![T::ONE; 4 * k], vec![T::ONE; k * columns]);
+            let mut c = vec![T::ZERO; 4 * columns];
+            let mut run = || {
+                let (a, b) = (MatRef::row_major(a.as_ptr(), 4, k), (b.as_ptr(), k, columns));
+                let b = MatRef::row_major(b.0, b.1, b.2);
+                let c = MatMut::row_major(c.as_mut_ptr(), 4, columns);
+                // SAFETY: the vectors hold the matrices, and the instruction set is there.
+                unsafe { gemm_at(Isa::Avx2, 1, c, Accum::Replace, T::ONE, a, b, None) }.unwrap();
+            };
+            run();
+            instructions(run) as f64
+        };
+        (count(240) - count(120)) / 120.0
+    }
+
+    #[test]
+    fn sums_of_a_full_microtile_stay_in_registers() {
+        if !Isa::available().any(|isa| isa == Isa::Avx2) {
+            return println!("skipped: needs AVX2");
+        }
+        // 12 multiply-adds, 3 vectors of columns, 4 factors, and 4 for the loop.
+        for (dtype, found) in [("f32", per_step::<f32>(24)), ("f64", per_step::<f64>(12))] {
+            assert!(found <= 23.5, "{dtype}: {found} instructions a step");
+        }
+    }
+}

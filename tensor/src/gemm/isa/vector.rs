@@ -2,6 +2,25 @@
 
 use crate::{Element, Real, Scalar};
 
+/// Steps of a sum that a microkernel runs through: row i, step p of the left operand is at `a + i * a_row + p * a_step`,
+/// the right operand's step p at `b + p * b_step`.
+pub(in crate::gemm) struct Steps<T> {
+    /// At least 1.
+    pub depth: usize,
+    pub a: *const T,
+    pub a_row: isize,
+    pub a_step: isize,
+    pub b: *const T,
+    pub b_step: isize,
+}
+
+/// Rows and vectors of columns of a [`FullTile`].
+pub(in crate::gemm) const FULL_TILE: [usize; 2] = [4, 3];
+
+/// Adds the products of all steps to the sums of a microtile.
+pub(in crate::gemm) type FullTile<V> =
+    unsafe fn(&Steps<<V as Vector>::Scalar>, &mut [[V; FULL_TILE[1]]; FULL_TILE[0]]);
+
 /// A register of `LANES` f32 or f64 values.
 ///
 /// Every function must be inlined into one that enables the instruction set (see `isa!`); all are
@@ -17,6 +36,8 @@ pub(in crate::gemm) trait Vector: Copy {
     const LANES: usize;
     /// Masked loads and stores cost the same as plain ones.
     const FREE_MASKS: bool;
+    /// Code for microtiles that take all registers, if the compiler's would keep some of their sums in memory.
+    const FULL: Option<FullTile<Self>> = None;
 
     /// All lanes `value`.
     unsafe fn splat(value: Self::Scalar) -> Self;

@@ -299,7 +299,7 @@ vectorized! {
                 continue;
             }
             for (p, ds) in p.iter_mut().zip(ds.iter_mut()) {
-                *p = (*p - lse).exp();
+                *p = (*p - lse).exp_nonpositive();
                 *ds = *p * (*ds - delta);
             }
             let start = starts.get(i).copied().unwrap_or(0);

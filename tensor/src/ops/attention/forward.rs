@@ -193,7 +193,7 @@ vectorized! {
                 continue;
             }
             for x in scores.iter_mut() {
-                *x = (*x - new).exp();
+                *x = (*x - new).exp_nonpositive();
             }
             let mut lanes = [A::ZERO; PAD];
             for chunk in scores.chunks_exact(PAD) {
@@ -204,7 +204,7 @@ vectorized! {
             let sum = fold(lanes, |a, b| a + b);
             // As a rule the maximum is found early; multiplying by e^0 = 1 would change nothing.
             if new != old && totals[i] != A::ZERO {
-                let shrink = (old - new).exp();
+                let shrink = (old - new).exp_nonpositive();
                 totals[i] *= shrink;
                 for x in &mut sums[i * row..(i + 1) * row] {
                     *x *= shrink;

@@ -4,7 +4,7 @@ use super::config::CrossEntropyConfig;
 use super::shard::{VocabAllReduce, VocabShard, joined};
 use crate::numeric::simd::vectorized;
 use crate::ops::rows::{can_reuse, for_rows, for_rows2};
-use crate::ops::softmax::{RowStatistics, row_statistics};
+use crate::ops::softmax::{RowStatistics, WithSum, WithoutSum, row_statistics};
 use crate::{Element, Error, Index, Real, Result, Scalar, Tensor, dispatch_index};
 
 /// The class of each row relative to the shard's first, or [`IGNORED`], or [`ELSEWHERE`].
@@ -65,6 +65,14 @@ impl HostTargets {
         }
     }
 
+    /// The statistics of a row that its loss needs.
+    fn statistics<T: Element>(&self) -> fn(&[T]) -> RowStatistics<T::Acc> {
+        match self.config.label_smoothing {
+            0.0 => row_statistics::<T, WithoutSum>,
+            _ => row_statistics::<T, WithSum>,
+        }
+    }
+
     /// See [`Targets::forward`](super::Targets::forward).
     pub(super) fn forward<T: Element>(
         &self,
@@ -79,10 +87,11 @@ impl HostTargets {
         }
         let width = logits.dims().last().copied().unwrap_or(1);
         let elements = logits.as_slice::<T>()?;
+        let statistics = self.statistics();
         for_rows2(logits.device(), (lse, 1), (losses, 1), elements.len(), |row, lse, losses| {
             for (i, (lse, loss)) in lse.iter_mut().zip(losses).enumerate() {
                 let x = &elements[(row + i) * width..][..width];
-                let found = row_statistics(x);
+                let found = statistics(x);
                 let log_sum = found.log_sum_exp();
                 *lse = T::Acc::from_f64(log_sum);
                 let target = x.get(self.rows[first + row + i]).map_or(0.0, |x| x.acc().f64());
@@ -107,9 +116,10 @@ impl HostTargets {
         let nothing = RowStatistics { max: T::Acc::NEG_INFINITY, sum_exp: 0.0, sum: 0.0 };
         let mut found = vec![nothing; count];
         let out = maxima.as_mut_slice::<T::Acc>()?;
+        let statistics = self.statistics();
         for_rows2(device, (out, 1), (&mut found, 1), elements.len(), |row, maxima, found| {
             for (i, (max, found)) in maxima.iter_mut().zip(found).enumerate() {
-                *found = row_statistics(&elements[(row + i) * width..][..width]);
+                *found = statistics(&elements[(row + i) * width..][..width]);
                 *max = found.max;
             }
         });
@@ -163,7 +173,7 @@ impl HostTargets {
         // shard has no element here.
         let finish = |dx: &mut [T], class: usize, x_t: Option<T::Acc>, lse: T::Acc| {
             if let Some(x_t) = x_t {
-                dx[class] = T::from_acc((x_t - lse).exp() * scale - uniform - peak);
+                dx[class] = T::from_acc((x_t - lse).exp_nonpositive() * scale - uniform - peak);
             }
         };
         if can_reuse(&logits) {
@@ -202,7 +212,7 @@ impl HostTargets {
 
 #[inline(always)]
 fn scaled<A: Real>(x: A, lse: A, scale: A, uniform: A) -> A {
-    (x - lse).exp() * scale - uniform
+    (x - lse).exp_nonpositive() * scale - uniform
 }
 
 vectorized! {

@@ -30,6 +30,7 @@ pub use means::{matrix_factors, update_mean_squares, update_means, vector_factor
 use crate::kernel_span::{bytes, kernel_span};
 use crate::numeric::disjoint::Disjoint;
 use crate::numeric::simd::vectorized;
+use crate::ops::optim::rounded::{Rounded, SharedRounded};
 use crate::ops::optim::sq_norm::sq_norm_block;
 use crate::ops::optim::step::{DeviceStepParams, StepParams, dispatch_update};
 use crate::ops::rows::for_rows;
@@ -142,7 +143,8 @@ fn sum_updates<G: Element>(
 }
 
 /// Updates `weights` by the clipped update or, with a `mean`, by its running mean. The mean accumulates updates
-/// already multiplied by the step size (as in Hugging Face's Adafactor).
+/// already multiplied by the step size (as in Hugging Face's Adafactor). If the weights are in the accumulator type,
+/// `copy` receives them rounded.
 ///
 /// Errors if the lengths do not match the factors' shape, or the dtypes are not supported.
 pub fn adafactor(
@@ -150,9 +152,9 @@ pub fn adafactor(
     step: &DeviceStepParams,
     weights: &mut Tensor,
     grads: &Tensor,
-    factors: &RowColFactors,
-    sums: &SquareSums,
+    (factors, sums): (&RowColFactors, &SquareSums),
     mean: Option<&mut Tensor>,
+    copy: Option<Rounded>,
 ) -> Result<()> {
     let RowColFactors { shape, rows, columns } = factors;
     shape.check(grads, rows, columns)?;
@@ -165,26 +167,31 @@ pub fn adafactor(
     if let Some(x) = numbers.into_iter().find(|x| (x.dtype(), x.numel()) != (DType::F64, 1)) {
         return Err(Error::shape("adafactor", format!("{x:?} is no sum of f64")));
     }
+    if let Some(copy) = &copy {
+        copy.check("adafactor", weights)?;
+    }
     if weights.device().gpu().is_some() {
-        return cuda::adafactor::adafactor(
-            config,
-            step.gpu()?,
-            weights,
-            grads,
-            factors,
-            sums,
-            mean,
-        );
+        let step = step.gpu()?;
+        cuda::adafactor::adafactor(config, step, weights, grads, factors, sums, mean)?;
+        return copy.map_or(Ok(()), |copy| copy.round(weights));
     }
     let Some(numbers) = step.host()? else { return Ok(()) };
     let of_weights = sums.weights.as_ref().map(Tensor::item).transpose()?;
     let size = Size::new(config, &numbers, of_weights, sums.update.item()?, sums.numel);
-    let means = 2 * mean.as_deref().map_or(0, bytes);
-    let _span = kernel_span!("adafactor", weights.dtype(), 0, [weights, grads] => [weights], means);
-    dispatch_update!("adafactor", weights, grads, (T, G) => {
-        let mean = mean.map_or(Ok(&mut [][..]), |mean| mean.as_mut_slice())?;
-        step_all::<T, G>(config.beta1, size, weights, grads, factors, mean)
-    })
+    let copied = copy.as_ref().map_or(0, |copy| bytes(copy.target));
+    let more = 2 * mean.as_deref().map_or(0, bytes) + copied;
+    let _span = kernel_span!("adafactor", weights.dtype(), 0, [weights, grads] => [weights], more);
+    match copy {
+        None => dispatch_update!("adafactor", weights, grads, (T, G) => {
+            let mean = mean.map_or(Ok(&mut [][..]), |mean| mean.as_mut_slice())?;
+            step_all::<T, G, T>(config.beta1, size, weights, grads, factors, mean, None)
+        }),
+        Some(copy) => dispatch_update!("adafactor", copy.target, grads, (D, G) => {
+            let mean = mean.map_or(Ok(&mut [][..]), |mean| mean.as_mut_slice())?;
+            let (beta1, copy) = (config.beta1, Some(copy.shared(numbers.update)?));
+            step_all::<<D as Element>::Acc, G, D>(beta1, size, weights, grads, factors, mean, copy)
+        }),
+    }
 }
 
 /// The factors of weights and updates in a step.
@@ -210,13 +217,14 @@ impl Size {
     }
 }
 
-fn step_all<T: Element, G: Element<Acc = T::Acc>>(
+fn step_all<T: Element, G: Element<Acc = T::Acc>, D: Element<Acc = T::Acc>>(
     beta1: f64,
     size: Size,
     weights: &mut Tensor,
     grads: &Tensor,
     factors: &RowColFactors,
     mean: &mut [T::Acc],
+    copy: Option<SharedRounded<D>>,
 ) -> Result<()> {
     let a = T::Acc::from_f64;
     let (keep, beta1, one_minus_beta1) = (a(size.keep), a(beta1), a(1.0 - beta1));
@@ -240,6 +248,11 @@ fn step_all<T: Element, G: Element<Acc = T::Acc>>(
             } else {
                 step_row(w, g, columns, factor, keep);
             }
+        }
+        if let Some(copy) = &copy {
+            let (start, end) = (task * per_task * width, rows.min((task + 1) * per_task) * width);
+            // SAFETY: as above; the parts of the loop are gone.
+            unsafe { copy.round(start, weights.part(start, end - start)) };
         }
     });
     Ok(())

@@ -12,7 +12,7 @@ pub use super::config::AdamW;
 use crate::kernel_span::{bytes, kernel_span};
 use crate::numeric::disjoint::Disjoint;
 use crate::numeric::simd::vectorized;
-use crate::ops::optim::round::check_pair;
+use crate::ops::optim::rounded::{Rounded, SharedRounded};
 use crate::ops::optim::step::{DeviceStepParams, StepParams, check_vectors, dispatch_update};
 use crate::{Element, Error, Real, Result, Tensor, cuda};
 
@@ -34,7 +34,7 @@ struct Coefficients<A> {
 }
 
 /// Updates `weights` from `grads`, and the moments `m` and `v`, which are in the accumulator type. If the weights are
-/// too, `copy` receives them rounded to nearest.
+/// too, `copy` receives them rounded.
 ///
 /// Errors if the lengths differ, the dtypes are not supported, or a beta is outside [0, 1).
 ///
@@ -58,7 +58,7 @@ pub fn adamw(
     grads: &Tensor,
     m: &mut Tensor,
     v: &mut Tensor,
-    copy: Option<&mut Tensor>,
+    copy: Option<Rounded>,
 ) -> Result<()> {
     check_vectors("adamw", &[weights, grads, m, v])?;
     let n = weights.numel();
@@ -69,12 +69,7 @@ pub fn adamw(
         return Err(Error::shape("adamw", message));
     }
     if let Some(copy) = &copy {
-        check_vectors("adamw", &[weights, copy])?;
-        check_pair("adamw", copy.dtype(), weights.dtype())?;
-        if copy.numel() != n {
-            let message = format!("{n} weights, copies of {}", copy.numel());
-            return Err(Error::shape("adamw", message));
-        }
+        copy.check("adamw", weights)?;
     }
     let (AdamW { beta1, beta2, .. }, decay) = (*config, 0.0..1.0);
     if !decay.contains(&beta1) || !decay.contains(&beta2) {
@@ -82,17 +77,22 @@ pub fn adamw(
         return Err(Error::value("adamw", message));
     }
     if weights.device().gpu().is_some() {
-        return cuda::adamw::adamw(config, step.gpu()?, weights, grads, [m, v], copy);
+        let (nearest, random) = match copy {
+            Some(Rounded { target, stochastic: None }) => (Some(target), None),
+            other => (None, other),
+        };
+        cuda::adamw::adamw(config, step.gpu()?, weights, grads, [m, v], nearest)?;
+        return random.map_or(Ok(()), |copy| copy.round(weights));
     }
     let Some(numbers) = step.host()? else { return Ok(()) };
-    let copied = copy.as_deref().map_or(0, bytes);
+    let copied = copy.as_ref().map_or(0, |copy| bytes(copy.target));
     let _span = kernel_span!("adamw", weights.dtype(), 0, [weights, grads, m, v] => [weights, m, v], copied);
     match copy {
         None => dispatch_update!("adamw", weights, grads, (T, G) => {
             step_all::<T, G, T>(config, &numbers, weights, grads.as_slice()?, [m, v], None)
         }),
-        Some(copy) => dispatch_update!("adamw", copy, grads, (D, G) => {
-            let (grads, copy) = (grads.as_slice()?, Some(copy.as_mut_slice()?));
+        Some(copy) => dispatch_update!("adamw", copy.target, grads, (D, G) => {
+            let (grads, copy) = (grads.as_slice()?, Some(copy.shared(numbers.update)?));
             step_all::<<D as Element>::Acc, G, D>(config, &numbers, weights, grads, [m, v], copy)
         }),
     }
@@ -104,7 +104,7 @@ fn step_all<T: Element, G: Element<Acc = T::Acc>, D: Element<Acc = T::Acc>>(
     weights: &mut Tensor,
     grads: &[G],
     [m, v]: [&mut Tensor; 2],
-    copy: Option<&mut [D]>,
+    copy: Option<SharedRounded<D>>,
 ) -> Result<()> {
     let AdamW { beta1, beta2, eps, weight_decay } = *config;
     let StepParams { update, lr, grad_scale } = *numbers;
@@ -124,7 +124,6 @@ fn step_all<T: Element, G: Element<Acc = T::Acc>, D: Element<Acc = T::Acc>>(
     let (n, device) = (grads.len(), weights.device().clone());
     let weights = Disjoint::new(weights.as_mut_slice::<T>()?);
     let (m, v) = (Disjoint::new(m.as_mut_slice()?), Disjoint::new(v.as_mut_slice()?));
-    let copy = copy.map(Disjoint::new);
     device.for_each(n.div_ceil(CHUNK), n, &|task| {
         let start = task * CHUNK;
         let len = CHUNK.min(n - start);
@@ -135,9 +134,14 @@ fn step_all<T: Element, G: Element<Acc = T::Acc>, D: Element<Acc = T::Acc>>(
         match &copy {
             None => step_chunk(w, grads, m, v, &coefficients),
             // SAFETY: as above.
-            Some(copy) => unsafe {
+            Some(copy) if copy.is_nearest() => unsafe {
                 step_chunk_and_copy(w, grads, m, v, &coefficients, copy.part(start, len));
             },
+            Some(copy) => {
+                step_chunk(w, grads, m, v, &coefficients);
+                // SAFETY: as above.
+                unsafe { copy.round(start, w) };
+            }
         }
     });
     Ok(())
@@ -238,7 +242,7 @@ mod tests {
                 let (mut m, mut v) = (full(DType::F32, 0.5), full(DType::F32, 0.25));
                 let mut w = full(weights, 1.0);
                 let mut copies: Vec<_> = has_copy.iter().map(|&dtype| full(dtype, 7.0)).collect();
-                let copy = copies.first_mut();
+                let copy = copies.first_mut().map(Rounded::nearest);
                 adamw(&AdamW::default(), &step, &mut w, &g, &mut m, &mut v, copy).unwrap();
                 (w, m, v, copies.pop())
             };
@@ -285,7 +289,15 @@ mod tests {
             let accumulators = || zeros(2, weights.accumulator());
             let (g, mut m, mut v) = (accumulators(), accumulators(), accumulators());
             let (config, step) = (AdamW::default(), step(device, 1, 0.1, 1.0));
-            let result = adamw(&config, &step, &mut w, &g, &mut m, &mut v, Some(&mut copy));
+            let result = adamw(
+                &config,
+                &step,
+                &mut w,
+                &g,
+                &mut m,
+                &mut v,
+                Some(Rounded::nearest(&mut copy)),
+            );
             assert_eq!(m.to_f64().unwrap(), [0.0; 2], "nothing has been updated");
             message(result)
         };

@@ -8,10 +8,11 @@
 //! sign(0) is 0. Computed in `Element::Acc`, from coefficients computed in f64.
 
 pub use super::config::Lion;
-use crate::kernel_span::kernel_span;
+use crate::kernel_span::{bytes, kernel_span};
 use crate::numeric::disjoint::Disjoint;
 use crate::numeric::simd::vectorized;
 use crate::ops::optim::adamw::CHUNK;
+use crate::ops::optim::rounded::{Rounded, SharedRounded};
 use crate::ops::optim::step::{DeviceStepParams, StepParams, check_vectors, dispatch_update};
 use crate::{Element, Error, Real, Result, Tensor, cuda};
 
@@ -27,7 +28,8 @@ struct Coefficients<A> {
     lr: A,
 }
 
-/// Updates `weights` from `grads`, and the momentum `m`, which is in the accumulator type.
+/// Updates `weights` from `grads`, and the momentum `m`, which is in the accumulator type. If the weights are too, `copy`
+/// receives them rounded.
 ///
 /// Errors if the lengths differ, or the dtypes are not supported.
 ///
@@ -39,7 +41,7 @@ struct Coefficients<A> {
 /// let step = DeviceStepParams::new(&device, &StepParams { update: 1, lr: 0.5, grad_scale: 1.0 })?;
 /// let number = |x| Tensor::full(&device, DType::F64, &[1], x);
 /// let (mut w, mut m) = (number(1.0)?, number(0.0)?);
-/// lion(&Lion { weight_decay: 0.0, ..Lion::default() }, &step, &mut w, &number(-3.0)?, &mut m)?;
+/// lion(&Lion { weight_decay: 0.0, ..Lion::default() }, &step, &mut w, &number(-3.0)?, &mut m, None)?;
 /// assert_eq!(w.item()?, 1.5); // a step has the size of the learning rate, whatever the gradient
 /// # Ok::<(), ferrotron_tensor::Error>(())
 /// ```
@@ -49,6 +51,7 @@ pub fn lion(
     weights: &mut Tensor,
     grads: &Tensor,
     m: &mut Tensor,
+    copy: Option<Rounded>,
 ) -> Result<()> {
     check_vectors("lion", &[weights, grads, m])?;
     let n = weights.numel();
@@ -57,22 +60,35 @@ pub fn lion(
         let message = format!("{n} weights, {grads} gradients, a momentum of {m}");
         return Err(Error::shape("lion", message));
     }
+    if let Some(copy) = &copy {
+        copy.check("lion", weights)?;
+    }
     if weights.device().gpu().is_some() {
-        return cuda::lion::lion(config, step.gpu()?, weights, grads, m);
+        cuda::lion::lion(config, step.gpu()?, weights, grads, m)?;
+        return copy.map_or(Ok(()), |copy| copy.round(weights));
     }
     let Some(numbers) = step.host()? else { return Ok(()) };
-    let _span = kernel_span!("lion", weights.dtype(), 0, [weights, grads, m] => [weights, m]);
-    dispatch_update!("lion", weights, grads, (T, G) => {
-        step_all::<T, G>(config, &numbers, weights, grads.as_slice()?, m)
-    })
+    let copied = copy.as_ref().map_or(0, |copy| bytes(copy.target));
+    let _span =
+        kernel_span!("lion", weights.dtype(), 0, [weights, grads, m] => [weights, m], copied);
+    match copy {
+        None => dispatch_update!("lion", weights, grads, (T, G) => {
+            step_all::<T, G, T>(config, &numbers, weights, grads.as_slice()?, m, None)
+        }),
+        Some(copy) => dispatch_update!("lion", copy.target, grads, (D, G) => {
+            let (grads, copy) = (grads.as_slice()?, Some(copy.shared(numbers.update)?));
+            step_all::<<D as Element>::Acc, G, D>(config, &numbers, weights, grads, m, copy)
+        }),
+    }
 }
 
-fn step_all<T: Element, G: Element<Acc = T::Acc>>(
+fn step_all<T: Element, G: Element<Acc = T::Acc>, D: Element<Acc = T::Acc>>(
     config: &Lion,
     numbers: &StepParams,
     weights: &mut Tensor,
     grads: &[G],
     m: &mut Tensor,
+    copy: Option<SharedRounded<D>>,
 ) -> Result<()> {
     let Lion { beta1, beta2, weight_decay } = *config;
     let StepParams { lr, grad_scale, .. } = *numbers;
@@ -95,6 +111,10 @@ fn step_all<T: Element, G: Element<Acc = T::Acc>>(
         // SAFETY: tasks take consecutive chunks.
         let (w, m) = unsafe { (weights.part(start, len), m.part(start, len)) };
         step_chunk(w, &grads[start..start + len], m, &coefficients);
+        if let Some(copy) = &copy {
+            // SAFETY: as above.
+            unsafe { copy.round(start, w) };
+        }
     });
     Ok(())
 }
@@ -147,8 +167,8 @@ mod tests {
             let step = DeviceStepParams::new(&device, &numbers).unwrap();
             let of = |x: &[f64]| tensor(&device, DType::F64, &[x.len()], x);
             let (mut w, mut m, grads) = (of(&start), of(&vec![0.0; n]), of(&grads));
-            lion(&config, &step, &mut w, &grads, &mut m).unwrap();
-            lion(&config, &step, &mut w, &grads, &mut m).unwrap();
+            lion(&config, &step, &mut w, &grads, &mut m, None).unwrap();
+            lion(&config, &step, &mut w, &grads, &mut m, None).unwrap();
             let same = w.to_f64().unwrap() == want && m.to_f64().unwrap() == momentum;
             assert!(same, "{threads} threads");
         }
@@ -161,7 +181,7 @@ mod tests {
         let step = StepParams { update: 1, lr: 0.1, grad_scale: 1.0 };
         let step = DeviceStepParams::new(&device, &step).unwrap();
         assert_eq!(
-            message(lion(&Lion::default(), &step, &mut zeros(1), &zeros(1), &mut zeros(0))),
+            message(lion(&Lion::default(), &step, &mut zeros(1), &zeros(1), &mut zeros(0), None)),
             "lion: 1 weights, 1 gradients, a momentum of 0"
         );
     }

@@ -7,6 +7,7 @@ pub mod ema;
 pub mod lion;
 pub mod outcome;
 pub mod round;
+pub mod rounded;
 pub mod sgd;
 pub mod sq_norm;
 pub mod step;

@@ -155,16 +155,16 @@ vectorized! {
         }
     }
 
-    fn to_nearest<T: Element>(target: &mut [T], source: &[T::Acc]) {
-        for (target, &x) in target.iter_mut().zip(source) {
-            *target = T::from_acc(x);
+    pub(super) fn to_nearest<T: Element, S: Element<Acc = T::Acc>>(target: &mut [T], source: &[S]) {
+        for (target, x) in target.iter_mut().zip(source) {
+            *target = T::from_acc(x.acc());
         }
     }
 
-    fn at_random<T: Element>(key: &RandomKey, first: u64, target: &mut [T], source: &[T::Acc]) {
+    pub(super) fn at_random<T: Element, S: Element<Acc = T::Acc>>(key: &RandomKey, first: u64, target: &mut [T], source: &[S]) {
         for_numbers(key, first, source.len(), |at, numbers| {
-            for ((target, &x), &bits) in target[at..].iter_mut().zip(&source[at..]).zip(numbers) {
-                *target = up_or_down(x, bits);
+            for ((target, x), &bits) in target[at..].iter_mut().zip(&source[at..]).zip(numbers) {
+                *target = up_or_down(x.acc(), bits);
             }
         });
     }
@@ -177,27 +177,35 @@ fn up_or_down<T: Element>(x: T::Acc, bits: u32) -> T {
     let nearest = T::from_acc(x);
     let error = x - nearest.acc();
     let neighbour = neighbour(nearest, error > T::Acc::ZERO);
-    let uniform = f64::from(bits) * (1.0 / 4_294_967_296.0);
-    // Comparison with NaN, from x or from an infinite distance, is false.
-    let share = (error / (neighbour.acc() - nearest.acc())).f64();
-    if uniform < share { neighbour } else { nearest }
+    let share = error / (neighbour.acc() - nearest.acc());
+    // bits < 2^32 share, without numbers wider than the accumulator type: the difference to the upper half of the bits
+    // is exact wherever it lies within the range of the lower half. Comparison with NaN, from x or from an infinite
+    // distance, is false.
+    let (high, low) = (T::Acc::from_u16((bits >> 16) as u16), T::Acc::from_u16(bits as u16));
+    let scaled = share * T::Acc::from_f64(4_294_967_296.0);
+    if low < high.mul_add(T::Acc::from_f64(-65_536.0), scaled) { neighbour } else { nearest }
 }
 
 /// The next representable number above or below: numbers of one sign are ordered by their bits.
 #[inline(always)]
 fn neighbour<T: Element>(x: T, above: bool) -> T {
-    let mut bytes = [0_u8; 8];
-    let size = size_of::<T>();
-    bytes[..size].copy_from_slice(bytemuck::bytes_of(&x));
-    let bits = u64::from_le_bytes(bytes);
-    let sign = 1_u64 << (8 * size - 1);
-    let negative = bits & sign != 0;
-    let next = match (bits & !sign == 0, negative == above) {
-        (true, _) => (u64::from(!above) * sign) | 1, // the smallest number of the opposite sign
-        (false, true) => bits - 1,
-        (false, false) => bits + 1,
-    };
-    bytemuck::pod_read_unaligned(&next.to_le_bytes()[..size])
+    macro_rules! next {
+        ($Bits:ty) => {{
+            let mut bytes = [0; size_of::<$Bits>()];
+            bytes[..size_of::<T>()].copy_from_slice(bytemuck::bytes_of(&x));
+            let bits = <$Bits>::from_le_bytes(bytes);
+            let sign: $Bits = 1 << (8 * size_of::<T>() - 1);
+            let step: $Bits = if (bits & sign != 0) == above { <$Bits>::MAX } else { 1 };
+            // Beside zero is the smallest number of the sign.
+            let least = (<$Bits>::from(!above) * sign) | 1;
+            let next = if bits & !sign == 0 { least } else { bits.wrapping_add(step) };
+            bytemuck::pod_read_unaligned(&next.to_le_bytes()[..size_of::<T>()])
+        }};
+    }
+    match size_of::<T>() {
+        8 => next!(u64),
+        _ => next!(u32),
+    }
 }
 
 #[cfg(test)]
@@ -265,6 +273,32 @@ mod tests {
             rounded(&device, &source, Some(Stochastic { key: &key, place: &place, step: None }));
         let bits = |x: &[f16]| x.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
         assert_eq!(bits(&target), bits(&source.map(f16::from_f32)));
+    }
+
+    #[test]
+    fn the_neighbour_is_taken_where_the_uniform_number_is_below_the_share() {
+        fn check<T: Element<Acc = f32>>() {
+            let mut state = 1_u64;
+            for i in 0..300_000_u64 {
+                state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+                let x = f32::from_bits((state >> 32) as u32);
+                let nearest = T::from_acc(x);
+                let neighbour = neighbour(nearest, x > nearest.acc());
+                let share = (x - nearest.acc()) / (neighbour.acc() - nearest.acc());
+                // Any bits, few bits, and those beside the share.
+                let beside = (f64::from(share) * 4_294_967_296.0) as i64 + (i % 3) as i64 - 1;
+                let any = (state >> 7) as u32;
+                for bits in [any, any >> (i % 32), beside as u32] {
+                    let below = f64::from(bits) / 4_294_967_296.0 < f64::from(share);
+                    let want = if below { neighbour } else { nearest };
+                    let got = up_or_down::<T>(x, bits);
+                    let same = bytemuck::bytes_of(&got) == bytemuck::bytes_of(&want);
+                    assert!(same, "{:?}: {x:e} with {bits}: {got}, want {want}", T::DTYPE);
+                }
+            }
+        }
+        check::<bf16>();
+        check::<f16>();
     }
 
     #[test]

@@ -8,15 +8,16 @@
 //! Computed in `Element::Acc`.
 
 pub use super::config::{Nesterov, Sgd};
-use crate::kernel_span::kernel_span;
+use crate::kernel_span::{bytes, kernel_span};
 use crate::numeric::disjoint::Disjoint;
 use crate::numeric::simd::vectorized;
 use crate::ops::optim::adamw::CHUNK;
+use crate::ops::optim::rounded::{Rounded, SharedRounded};
 use crate::ops::optim::step::{DeviceStepParams, StepParams, check_vectors, dispatch_update};
 use crate::{Element, Error, Real, Result, Tensor, cuda};
 
 /// Updates `weights` from `grads`, and the momentum `buffer`, which is in the accumulator type. Without momentum the
-/// buffer may be empty.
+/// buffer may be empty. If the weights are in the accumulator type too, `copy` receives them rounded.
 ///
 /// Errors if the lengths differ, or the dtypes are not supported.
 pub fn sgd(
@@ -25,6 +26,7 @@ pub fn sgd(
     weights: &mut Tensor,
     grads: &Tensor,
     buffer: &mut Tensor,
+    copy: Option<Rounded>,
 ) -> Result<()> {
     check_vectors("sgd", &[weights, grads, buffer])?;
     let n = weights.numel();
@@ -34,23 +36,34 @@ pub fn sgd(
             format!("{n} weights, {} gradients, a buffer of {}", grads.numel(), buffer.numel());
         return Err(Error::shape("sgd", message));
     }
+    if let Some(copy) = &copy {
+        copy.check("sgd", weights)?;
+    }
     if weights.device().gpu().is_some() {
-        return cuda::sgd::sgd(config, step.gpu()?, weights, grads, buffer);
+        cuda::sgd::sgd(config, step.gpu()?, weights, grads, buffer)?;
+        return copy.map_or(Ok(()), |copy| copy.round(weights));
     }
     let Some(numbers) = step.host()? else { return Ok(()) };
-    let _span =
-        kernel_span!("sgd", weights.dtype(), 0, [weights, grads, buffer] => [weights, buffer]);
-    dispatch_update!("sgd", weights, grads, (T, G) => {
-        step_all::<T, G>(config, &numbers, weights, grads.as_slice()?, buffer)
-    })
+    let copied = copy.as_ref().map_or(0, |copy| bytes(copy.target));
+    let _span = kernel_span!("sgd", weights.dtype(), 0, [weights, grads, buffer] => [weights, buffer], copied);
+    match copy {
+        None => dispatch_update!("sgd", weights, grads, (T, G) => {
+            step_all::<T, G, T>(config, &numbers, weights, grads.as_slice()?, buffer, None)
+        }),
+        Some(copy) => dispatch_update!("sgd", copy.target, grads, (D, G) => {
+            let (grads, copy) = (grads.as_slice()?, Some(copy.shared(numbers.update)?));
+            step_all::<<D as Element>::Acc, G, D>(config, &numbers, weights, grads, buffer, copy)
+        }),
+    }
 }
 
-fn step_all<T: Element, G: Element<Acc = T::Acc>>(
+fn step_all<T: Element, G: Element<Acc = T::Acc>, D: Element<Acc = T::Acc>>(
     config: &Sgd,
     numbers: &StepParams,
     weights: &mut Tensor,
     grads: &[G],
     buffer: &mut Tensor,
+    copy: Option<SharedRounded<D>>,
 ) -> Result<()> {
     let (n, plain, device) = (grads.len(), buffer.numel() == 0, weights.device().clone());
     let StepParams { lr, grad_scale, .. } = *numbers;
@@ -74,6 +87,10 @@ fn step_all<T: Element, G: Element<Acc = T::Acc>>(
             nesterov_chunk(w, grads, m, lr, momentum, decay, scale);
         } else {
             momentum_chunk(w, grads, m, lr, momentum, decay, scale);
+        }
+        if let Some(copy) = &copy {
+            // SAFETY: as above.
+            unsafe { copy.round(start, w) };
         }
     });
     Ok(())
@@ -137,14 +154,14 @@ mod tests {
             let step = DeviceStepParams::new(&device, &numbers).unwrap();
             let of = |x: &[f64]| tensor(&device, DType::F64, &[x.len()], x);
             let (mut w, mut m, grads) = (of(&start), of(&vec![0.0; n]), of(&grads));
-            sgd(&config, &step, &mut w, &grads, &mut m).unwrap();
-            sgd(&config, &step, &mut w, &grads, &mut m).unwrap();
+            sgd(&config, &step, &mut w, &grads, &mut m, None).unwrap();
+            sgd(&config, &step, &mut w, &grads, &mut m, None).unwrap();
             let same = w.to_f64().unwrap() == want && m.to_f64().unwrap() == velocity;
             assert!(same, "{threads} threads, Nesterov {nesterov:?}");
             let plain = Sgd { momentum: 0.0, ..config };
             let (mut a, mut b, mut m) = (of(&start), of(&start), of(&vec![0.0; n]));
-            sgd(&plain, &step, &mut a, &grads, &mut m).unwrap();
-            sgd(&plain, &step, &mut b, &grads, &mut of(&[])).unwrap();
+            sgd(&plain, &step, &mut a, &grads, &mut m, None).unwrap();
+            sgd(&plain, &step, &mut b, &grads, &mut of(&[]), None).unwrap();
             assert_eq!(a.to_f64().unwrap(), b.to_f64().unwrap());
         }
     }
@@ -157,7 +174,7 @@ mod tests {
         let step = DeviceStepParams::new(&device, &step).unwrap();
         let config = Sgd { momentum: 0.9, weight_decay: 0.0, nesterov: Nesterov::Off };
         assert_eq!(
-            message(sgd(&config, &step, &mut zeros(1), &zeros(1), &mut zeros(0))),
+            message(sgd(&config, &step, &mut zeros(1), &zeros(1), &mut zeros(0), None)),
             "sgd: 1 weights, 1 gradients, a buffer of 0"
         );
     }

@@ -1,8 +1,8 @@
 //! Local kernels of gradient clipping and loss scaling: the sum of squares of a flat buffer, and a test for finite
 //! elements.
 //!
-//! sq_norm = sum_i x_i^2, accumulated in f64 (squares of any f32 fit) in 16 lanes within blocks of 16384 elements,
-//! which are added in order. The result does not depend on the number of threads. No gradient.
+//! sq_norm = sum_i x_i^2, accumulated in f64 (squares of any f32 are exact, so fused multiply-adds change no bit) in 16
+//! lanes within blocks of 16384 elements, which are added in order. The result does not depend on the number of threads. No gradient.
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
@@ -23,12 +23,12 @@ vectorized! {
         for chunk in chunks {
             for (lane, x) in lanes.iter_mut().zip(chunk) {
                 let x = x.acc().f64();
-                *lane += x * x;
+                *lane = x.mul_add(x, *lane);
             }
         }
         for (lane, x) in lanes.iter_mut().zip(rest) {
             let x = x.acc().f64();
-            *lane += x * x;
+            *lane = x.mul_add(x, *lane);
         }
         lanes.into_iter().sum()
     }

@@ -64,7 +64,7 @@ fn sums_and_steps_equal_loops_on_any_number_of_threads() {
             let weights = Some(of(&device, &[4.0 * n as f64]));
             let sums = SquareSums { weights, update: found, numel: n };
             // alpha = 0.25 * 2, and clipping halves the update.
-            adafactor(&config, &step, &mut w, &g, &factors, &sums, None).unwrap();
+            adafactor(&config, &step, &mut w, &g, (&factors, &sums), None, None).unwrap();
             let got = w.to_f64().unwrap();
             let close = |got: f64, want: f64| (got - want).abs() <= 16.0 * f64::EPSILON;
             for (i, w) in got.into_iter().enumerate() {
@@ -72,7 +72,8 @@ fn sums_and_steps_equal_loops_on_any_number_of_threads() {
                 assert!(close(w, want), "{dims:?}[{i}]: {w}, {want}");
             }
             let mut w = of(&device, &vec![2.0; n]);
-            adafactor(&config, &step, &mut w, &g, &factors, &sums, Some(&mut means)).unwrap();
+            adafactor(&config, &step, &mut w, &g, (&factors, &sums), Some(&mut means), None)
+                .unwrap();
             let (got, means) = (w.to_f64().unwrap(), means.to_f64().unwrap());
             for (i, (w, mean)) in got.into_iter().zip(means).enumerate() {
                 let want = 0.5 + 0.5 * 0.25 * update(i);
@@ -134,7 +135,7 @@ fn sixteen_bit_numbers_are_widened() {
         let mut w = full(weights, n, 1.0);
         let sums = SquareSums { weights: None, update: full(DType::F64, 1, 1.0), numel: n };
         let step = step(&device, 0.1, 1.0);
-        adafactor(&config, &step, &mut w, &grads, &factors, &sums, None).unwrap();
+        adafactor(&config, &step, &mut w, &grads, (&factors, &sums), None, None).unwrap();
         (bits(&rows), bits(&columns), w)
     };
     let (rows, columns, w) = run(DType::F32, DType::F32);
@@ -156,7 +157,15 @@ fn errors_name_the_values() {
     let factors = RowColFactors { shape, rows: zeros(2), columns: zeros(3) };
     let step = step(&device, 0.1, 1.0);
     let attempt = |sums: &SquareSums, mean: &mut Tensor| {
-        message(adafactor(&config, &step, &mut zeros(6), &zeros(6), &factors, sums, Some(mean)))
+        message(adafactor(
+            &config,
+            &step,
+            &mut zeros(6),
+            &zeros(6),
+            (&factors, sums),
+            Some(mean),
+            None,
+        ))
     };
     let sums = |n| SquareSums { weights: None, update: zeros(n), numel: 6 };
     assert_eq!(attempt(&sums(1), &mut zeros(5)), "adafactor: 6 weights, a mean of 5");
