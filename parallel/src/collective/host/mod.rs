@@ -11,6 +11,7 @@
 //! ```
 
 mod algorithms;
+mod recent;
 mod rendezvous;
 mod runtime;
 mod silence;

@@ -17,7 +17,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 /// The first bytes of a connection. The last two are the version of the protocol.
-const HELLO: [u8; 10] = *b"ferrojob02";
+const HELLO: [u8; 10] = *b"ferrojob03";
 
 /// The acceptor's answer to a wrong proof. It tells the connector that trying again would not help, unlike after a
 /// hang-up.

@@ -1,5 +1,6 @@
 //! The runtime of a rank: its progress thread, the calls of its groups, and the health of the world.
 
+mod awake;
 pub(super) mod block_on;
 pub(super) mod census;
 pub(super) mod group_task;

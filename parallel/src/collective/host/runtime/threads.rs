@@ -1,11 +1,12 @@
 //! A world whose ranks are threads of this process.
 
 use ferrotron_tensor::{Error, Result};
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::future::{Future, ready};
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use crate::collective::host::recent::Recent;
 use crate::collective::host::runtime::census::{Census, Query};
 use crate::collective::host::runtime::progress::ProgressThread;
 use crate::collective::host::runtime::rendezvous::Rendezvous;
@@ -99,8 +100,8 @@ struct ThreadRendezvous {
 struct Parked {
     /// By group, rank, and the rank at the other end.
     ends: HashMap<(GroupId, usize, usize), (LocalWriter, LocalReader)>,
-    /// Ranks that have left groups.
-    closed: HashSet<(GroupId, usize)>,
+    /// Ranks that have left groups, of the last few thousand times that one did.
+    closed: Recent<(GroupId, usize)>,
 }
 
 impl Parked {
@@ -137,7 +138,7 @@ impl Connect for ThreadRendezvous {
 
     fn close(&self, group: GroupId, own: usize) {
         let parked = &mut *self.parked();
-        parked.closed.insert((group, own));
+        parked.closed.add((group, own));
         parked.ends.retain(|&(id, rank, _), _| (id, rank) != (group, own));
     }
 }
@@ -173,6 +174,7 @@ mod tests {
     use crate::collective::routes::all_reduced;
     use crate::collective::{Buffer, Call, Memory, Op, Reduction, partition_range};
     use ferrotron_tensor::{DType, Device, Tensor, bf16};
+    use std::collections::HashSet;
     use std::future::poll_fn;
     use std::panic::Location;
     use std::pin::pin;
