@@ -25,6 +25,8 @@ use ferrotron_tensor::Result;
 pub use call::{Call, Op, Reduction};
 pub use ferrotron_tensor::partition_range;
 pub use group::Group;
+#[doc(hidden)]
+pub use host::fuzzing;
 pub use host::{RankConfig, Transport, World, WorldConfig, run_rank_process, run_threads};
 pub use memory::{Buffer, Bytes, Memory};
 pub use nccl::NcclConfig;

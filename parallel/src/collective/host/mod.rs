@@ -17,6 +17,7 @@ mod runtime;
 mod silence;
 mod transport;
 
+pub use rendezvous::fuzzing;
 pub use rendezvous::{RankConfig, Transport, run_rank_process};
 pub use runtime::threads::run_threads;
 pub use runtime::world::{World, WorldConfig};

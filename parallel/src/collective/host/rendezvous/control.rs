@@ -5,6 +5,7 @@
 //! neighbours, and these tell theirs.
 
 mod census;
+pub mod fuzzing;
 pub mod heartbeat;
 mod messages;
 #[cfg(test)]

@@ -6,6 +6,7 @@ mod connect;
 mod connections;
 mod control;
 mod frame;
+pub mod fuzzing;
 mod join;
 mod listen;
 mod net_rendezvous;
