@@ -1,4 +1,4 @@
-//! Readers of files that users give, as functions of any bytes. Each must return an error or a value, and never panic,
+//! Readers of files that users give, and of what ranks send each other, as functions of any bytes. Each must return an error or a value, and never panic,
 //! hang, or allocate more than the bytes justify.
 //!
 //! The tests run them on the seeds and on some changes of them, and see panics alone. `scripts/fuzz` runs them under
@@ -10,6 +10,7 @@ mod hugging_face;
 mod indexed_dataset;
 mod tokenizer;
 
+use ferrotron_parallel::collective::fuzzing;
 use ferrotron_planner::Cluster;
 
 /// A reader.
@@ -24,9 +25,16 @@ pub struct Target {
 }
 
 /// All readers.
-pub const TARGETS: [Target; 6] = [
+pub const TARGETS: [Target; 9] = [
     Target { name: "checkpoint", seeds: checkpoint::seeds, read: checkpoint::read },
     Target { name: "cluster", seeds: cluster_seeds, read: read_cluster },
+    Target {
+        name: "control_messages",
+        seeds: fuzzing::message_seeds,
+        read: fuzzing::read_messages,
+    },
+    Target { name: "frame", seeds: fuzzing::frame_seeds, read: fuzzing::read_frame },
+    Target { name: "header", seeds: fuzzing::header_seeds, read: fuzzing::read_header },
     Target {
         name: "hugging_face_config",
         seeds: hugging_face::config_seeds,

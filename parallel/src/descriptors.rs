@@ -11,12 +11,20 @@ const PROGRAM: usize = 64;
 /// and, while one of these forms, two files of shared memory.
 const PER_RANK: usize = 6;
 
-/// Ranks with which a rank has connections in a group at most, where it sums 16-bit numbers or listens for those who come.
+/// Ranks with which a rank has connections at most: in a group where it sums 16-bit numbers, on rank 0 while ranks wait for
+/// their parents, and, twice as many, where processes come that have not proved yet to belong to the job.
 const MOST_PEERS: usize = 64;
 
 /// Returns how many descriptors a rank of a job of `ranks` ranks may need.
 pub fn needed(ranks: usize) -> usize {
     PROGRAM + PER_RANK * ranks.min(MOST_PEERS)
+}
+
+/// Returns how many descriptors the soft limit allows beyond those that a rank of `ranks` may need.
+pub fn spare(ranks: usize) -> usize {
+    let limit = getrlimit(Resource::Nofile).current;
+    let limit = limit.map_or(usize::MAX, |limit| usize::try_from(limit).unwrap_or(usize::MAX));
+    limit.saturating_sub(needed(ranks))
 }
 
 /// Raises the soft limit of this process to the hard one if a rank of `ranks` may need more than it allows.

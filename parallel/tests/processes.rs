@@ -53,6 +53,7 @@ fn rank() {
             timeout: match task {
                 "many" if victim.is_some() => many_ranks::TIMEOUT,
                 _ if task.starts_with("stop") => SHORT,
+                "idle" | "paused" => many_ranks::IDLE_TIMEOUT,
                 _ => TIMEOUT,
             },
         },
@@ -63,6 +64,8 @@ fn rank() {
         "stop" | "stop-early" => sum_in_pairs(&world, task == "stop-early", victim),
         "starve" => starve(&world, victim),
         "many" => many_ranks::many(&world, victim),
+        "idle" => many_ranks::idle(&world, victim),
+        "paused" => many_ranks::paused(&world),
         _ => panic!("no task {task}"),
     });
     println!("\nresult: {}", result.unwrap_or_else(|error| error.to_string()));
@@ -194,11 +197,16 @@ fn processes_share_memory_unless_told_otherwise() {
     }
 }
 
+/// Waits until a rank has begun. It must have nothing more to say.
+fn wait_until_ready(rank: &mut Rank) {
+    let mut lines = BufReader::new(rank.0.stdout.take().unwrap()).lines();
+    assert!(lines.any(|line| line.unwrap() == "ready"), "it did not start");
+}
+
 /// Starts three ranks that call for ever and returns when `rank` has begun.
 fn start_endless(transport: &str, rank: usize) -> Vec<Rank> {
     let mut ranks = start("loop", 3, transport);
-    let mut lines = BufReader::new(ranks[rank].0.stdout.take().unwrap()).lines();
-    assert!(lines.any(|line| line.unwrap() == "ready"), "rank {rank} did not start");
+    wait_until_ready(&mut ranks[rank]);
     ranks
 }
 

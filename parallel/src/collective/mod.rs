@@ -25,6 +25,8 @@ use ferrotron_tensor::Result;
 pub use call::{Call, Op, Reduction};
 pub use ferrotron_tensor::partition_range;
 pub use group::Group;
+#[doc(hidden)]
+pub use host::fuzzing;
 pub use host::{
     Encryption, RankConfig, Transport, World, WorldConfig, run_rank_process, run_threads,
 };
@@ -108,8 +110,10 @@ pub struct ControlVolume {
     pub control_connections: u64,
     /// Connections of groups to other members, made so far.
     pub group_connections: u64,
-    /// Messages written to neighbours in the tree, those of others that were passed on included.
+    /// Messages written to neighbours in the tree, those of others that were passed on included. Heartbeats are apart.
     pub messages: u64,
     /// Bytes of these messages.
     pub bytes: u64,
+    /// Heartbeats written to neighbours in the tree.
+    pub heartbeats: u64,
 }

@@ -2,7 +2,7 @@
 
 use ferrotron_parallel::collective::{Group, Reduction};
 use ferrotron_tensor::{DType, Error, Result, Tensor};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::values::{check, make, read, value};
 use crate::worlds::{Backend, TIMEOUT, all};
@@ -125,4 +125,33 @@ pub fn faults_end_blocking_calls(backend: Backend) {
     };
     let errors = one_fails(backend, Duration::from_millis(800), late);
     check(errors, "rank 1 did not enter call 3 of group dp");
+}
+
+/// A rank that leaves is named long before the timeout by those whose own threads wait for it.
+pub fn a_rank_that_leaves_blocking_calls_is_named(backend: Backend) {
+    let begun = Instant::now();
+    let ended = backend.try_run(3, TIMEOUT, |world| {
+        let group = world.group("dp", &all(&world))?.blocking();
+        for call in 0.. {
+            if call == 100 && world.rank() == 1 {
+                return Ok(());
+            }
+            for len in [10, 100_000] {
+                group.all_reduce(make(DType::F32, &[len], |_| 1.0)?, Reduction::Sum)?.wait()?;
+            }
+        }
+        Ok(())
+    });
+    assert!(begun.elapsed() < TIMEOUT / 2, "{:?}", begun.elapsed());
+    for (rank, ended) in ended.into_iter().enumerate() {
+        match rank {
+            1 => assert!(ended.is_ok()),
+            _ => {
+                let error = ended.expect_err("rank 1 has left").to_string();
+                for word in ["rank 1 has left", "call 201 of group dp"] {
+                    assert!(error.contains(word), "rank {rank} does not say '{word}': {error}");
+                }
+            }
+        }
+    }
 }

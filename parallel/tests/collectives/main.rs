@@ -65,6 +65,7 @@ macro_rules! for_every_backend {
                 blocking_calls_come_after_those_in_the_queue,
                 names_of_a_group_share_a_queue_and_count_apart,
                 faults_end_blocking_calls,
+                a_rank_that_leaves_blocking_calls_is_named,
             );
             cases!(turns: a_huge_call_does_not_keep_another_group_waiting,);
             cases!(traffic: bytes_are_those_of_the_algorithm, bytes_are_counted_by_operation,);

@@ -63,7 +63,7 @@ fn strays_neither_join_nor_disturb() {
                 assert!(is_hung_up(&stream), "{:?}...", &text[..10]);
             }
             // These are waited for.
-            for text in [&b"ferrojob02"[..], b""] {
+            for text in [&b"ferrojob03"[..], b""] {
                 let mut stream = stray(&config);
                 stream.write_all(text).unwrap();
                 open.push(stream);

@@ -2,13 +2,16 @@
 
 use ferrotron_parallel::collective::{Group, Reduction, World};
 use ferrotron_tensor::{DType, Device, Result, Tensor};
-use rustix::process::{Signal, getpid, kill_process};
+use rustix::process::{Pid, Signal, getpid, kill_process};
 use std::time::{Duration, Instant};
 
-use super::{finish, result, start};
+use super::{finish, result, start, wait_until_ready};
 
 /// Long enough for many ranks to come together, and shorter than a stopped rank may take to be named.
 pub const TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Time in which a silent rank is named, long enough for fifty ranks to come together on a busy machine.
+pub const IDLE_TIMEOUT: Duration = Duration::from_secs(12);
 
 /// Ranks of the largest job in these tests: `FERROTRON_TEST_RANKS`, or 200.
 fn many_ranks() -> usize {
@@ -46,6 +49,38 @@ pub fn many(world: &World, victim: Option<usize>) -> Result<String> {
         }
     }
     Ok("called".to_string())
+}
+
+/// Computes without any call, until another rank is known to have failed.
+pub fn idle(world: &World, victim: Option<usize>) -> Result<String> {
+    let group = world.group("world", &(0..world.size()).collect::<Vec<_>>())?;
+    group.barrier().wait()?;
+    if victim == Some(world.rank()) {
+        kill_process(getpid(), Signal::STOP).unwrap();
+    }
+    loop {
+        std::thread::sleep(Duration::from_millis(100));
+        group.check()?;
+    }
+}
+
+/// Calls again and again, until rank 0 finds that it was stopped for a while and has called since.
+pub fn paused(world: &World) -> Result<String> {
+    let group = world.group("world", &(0..world.size()).collect::<Vec<_>>())?;
+    group.barrier().wait()?;
+    println!("\nready");
+    let (mut before, mut calls_since) = (Instant::now(), 0);
+    loop {
+        std::thread::sleep(Duration::from_millis(50));
+        let x = Tensor::full(&Device::cpu(1)?, DType::F32, &[1], f64::from(calls_since))?;
+        let most = group.all_reduce(x, Reduction::Max)?.wait()?.item()?;
+        if most >= 20.0 {
+            return Ok("went on".to_string());
+        }
+        let was_stopped = before.elapsed() > IDLE_TIMEOUT;
+        calls_since += u32::from(calls_since > 0 || world.rank() == 0 && was_stopped);
+        before = Instant::now();
+    }
 }
 
 /// Seconds since this process has started.
@@ -126,5 +161,41 @@ fn one_of_many_that_is_killed_or_stopped_is_named_by_all() {
         }
         drop(gone);
         assert!(begun.elapsed() < TIMEOUT * 2, "{:?}", begun.elapsed());
+    }
+}
+
+#[test]
+fn one_of_many_that_is_stopped_while_none_calls_is_named_by_all() {
+    let victim = 7;
+    let mut ranks = start(&format!("idle-{victim}"), many_ranks() / 4, "auto");
+    let stopped = ranks.remove(victim);
+    let begun = Instant::now();
+    for rank in ranks {
+        let text = finish(rank);
+        let want = format!("rank {victim} does not answer");
+        assert!(result(&text).contains(&want), "no '{want}' in '{}'", result(&text));
+    }
+    drop(stopped);
+    assert!(begun.elapsed() < IDLE_TIMEOUT * 4, "{:?}", begun.elapsed());
+}
+
+/// As a scheduler does that suspends jobs.
+#[test]
+fn a_job_that_is_stopped_for_longer_than_its_timeout_goes_on() {
+    let mut ranks = start("paused", many_ranks() / 4, "auto");
+    wait_until_ready(&mut ranks[0]);
+    let signal_all = |signal| {
+        for rank in &ranks {
+            kill_process(Pid::from_child(&rank.0), signal).unwrap();
+        }
+    };
+    std::thread::sleep(Duration::from_secs(2));
+    signal_all(Signal::STOP);
+    std::thread::sleep(IDLE_TIMEOUT + Duration::from_secs(3));
+    signal_all(Signal::CONT);
+    let _first = ranks.remove(0); // its output was read by nobody
+    for rank in ranks {
+        let text = finish(rank);
+        assert_eq!(result(&text), "went on", "{text}");
     }
 }

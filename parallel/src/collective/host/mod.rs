@@ -11,11 +11,13 @@
 //! ```
 
 mod algorithms;
+mod recent;
 mod rendezvous;
 mod runtime;
 mod silence;
 mod transport;
 
+pub use rendezvous::fuzzing;
 pub use rendezvous::{Encryption, RankConfig, Transport, run_rank_process};
 pub use runtime::threads::run_threads;
 pub use runtime::world::{World, WorldConfig};

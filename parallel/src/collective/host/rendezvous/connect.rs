@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::net::TcpStream;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
-use super::auth::Secret;
+use super::auth::{self, Secret};
 use super::connection::Connection;
 use super::frame::{self, Admission, Introduction};
 use crate::descriptors::explained;
@@ -16,6 +16,19 @@ pub const PAUSE: Duration = Duration::from_millis(50);
 
 /// Longest time until the system has a connection, which it tries for minutes where a firewall drops packets.
 const REACHED: Duration = Duration::from_secs(10);
+
+/// The end of a time limit that begins now, however long it is.
+pub fn deadline(limit: Duration) -> Instant {
+    const YEAR: Duration = Duration::from_secs(365 * 24 * 3600);
+    Instant::now() + limit.min(YEAR)
+}
+
+/// Between half of a pause and one and a half: ranks that begin together do not come again together.
+pub fn jittered(pause: Duration) -> Duration {
+    // Without random bytes there was no proof of the secret either.
+    let share = u16::from_le_bytes(auth::random().unwrap_or_default());
+    pause / 2 + pause.mul_f64(f64::from(share) / f64::from(u16::MAX))
+}
 
 /// Connects to a rank once. Returns its answer.
 pub async fn connect_once(
@@ -62,6 +75,6 @@ pub async fn connect(
             let what = format!("no connection to rank {rank} at {address}: {error}");
             return Err(io::Error::new(error.kind(), what));
         }
-        sleep(PAUSE).await;
+        sleep(jittered(PAUSE)).await;
     }
 }

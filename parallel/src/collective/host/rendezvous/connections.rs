@@ -3,11 +3,12 @@
 //! Either of two ranks may connect when it first needs the other, and often both do at once. The one with the higher
 //! number decides: it lets the other in unless it has begun to connect itself.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use tokio::sync::Notify;
 
+use super::super::recent::Recent;
 use super::super::transport::connect::{GroupId, Pipes};
 
 /// The progress of a group's connection with another rank.
@@ -62,7 +63,8 @@ struct Table {
     states: HashMap<(GroupId, usize), State>,
     /// Ranks that this rank is trying to reach, and how that stands.
     attempts: BTreeMap<(GroupId, usize), String>,
-    closed: HashSet<GroupId>,
+    /// Groups in which this rank makes no further calls: the last few thousand. One that connects for an older one waits.
+    closed: Recent<GroupId>,
     left: bool,
 }
 
@@ -191,8 +193,9 @@ impl Connections {
     /// Closes what calls of a group have not taken, and lets nobody in any more.
     pub fn close(&self, group: GroupId) {
         let mut table = self.table();
-        table.closed.insert(group);
+        table.closed.add(group);
         table.states.retain(|&(id, _), _| id != group);
+        table.attempts.retain(|&(id, _), _| id != group);
     }
 
     /// Closes those of all groups.
@@ -232,7 +235,9 @@ mod tests {
     #[test]
     fn nobody_is_let_into_a_closed_group() {
         let connections = Connections::new(0);
+        connections.note(7, 1, "rank 1 does not answer".to_string());
         connections.close(7);
+        assert_eq!(connections.unreached(7), None);
         assert_eq!(connections.admit(7, 1), Decision::Left);
         assert_eq!(connections.admit(8, 1), Decision::Admitted);
         connections.close_all();

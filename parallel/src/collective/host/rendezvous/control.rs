@@ -1,10 +1,13 @@
 //! Control connections: every rank has one to its parent in the tree of all ranks, and one to each of its children.
 //!
-//! They carry the end of the meeting, failures, questions and goodbyes. A control connection that closes before its rank
-//! has said goodbye means that the rank is gone, which ends the world. So does a failure on any rank: it tells its
+//! They carry the end of the meeting, failures, questions, heartbeats and goodbyes. A control connection that closes before
+//! its rank has said goodbye means that the rank is gone, which ends the world. So does a failure on any rank: it tells its
 //! neighbours, and these tell theirs.
 
 mod census;
+pub mod fuzzing;
+pub mod heartbeat;
+mod messages;
 #[cfg(test)]
 mod tests;
 
@@ -14,9 +17,9 @@ use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
-use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
-use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 use tokio::sync::{oneshot, watch};
 use tokio::task::spawn_local;
 use tokio::time::{Instant, timeout, timeout_at};
@@ -65,6 +68,22 @@ pub struct Control {
     /// Messages written, and their bytes.
     messages: AtomicU64,
     bytes: AtomicU64,
+    /// When each neighbour has last sent anything.
+    heard: Mutex<BTreeMap<usize, Instant>>,
+    heartbeats: AtomicU64,
+}
+
+/// A question to another rank. It is forgotten when this is dropped.
+struct Question<'a> {
+    control: &'a Control,
+    number: u64,
+    answer: oneshot::Receiver<Body>,
+}
+
+impl Drop for Question<'_> {
+    fn drop(&mut self) {
+        lock(&self.control.questions).remove(&self.number);
+    }
 }
 
 impl Control {
@@ -87,6 +106,8 @@ impl Control {
             told: AtomicBool::new(false),
             messages: AtomicU64::new(0),
             bytes: AtomicU64::new(0),
+            heard: Mutex::default(),
+            heartbeats: AtomicU64::new(0),
         });
         let watcher = control.clone();
         spawn_local(async move {
@@ -122,15 +143,28 @@ impl Control {
             }
             std::collections::btree_map::Entry::Vacant(place) => drop(place.insert(sender)),
         }
-        spawn_local(write_messages(self.clone(), writer, messages));
-        spawn_local(read_messages(self.clone(), peer, reader));
+        spawn_local(self.clone().write_messages(writer, messages));
+        spawn_local(self.clone().read_messages(peer, reader));
         // The others have been told already.
         if self.told.load(Ordering::Relaxed)
-            && let Err(error) = self.shared.check()
+            && let Some(failure) = self.failure()
         {
-            self.post(self.message(peer, Body::Failed(error.to_string())));
+            self.post(self.message(peer, failure));
         }
         Ok(())
+    }
+
+    /// Number of ranks of the world.
+    pub fn size(&self) -> usize {
+        self.size
+    }
+
+    /// Returns whether a child in the tree has not come yet.
+    pub fn awaits_children(&self) -> bool {
+        let (mut children, here) = (tree::children(self.rank, self.size), lock(&self.outgoing));
+        // Those who have come may have left since.
+        self.complete.borrow().len() < children.len()
+            && children.any(|child| !here.contains_key(&child))
     }
 
     /// Remembers the number of this incarnation of the job, which differs from those of earlier ones.
@@ -176,12 +210,10 @@ impl Control {
 
     /// Asks rank 0 where a rank listens.
     pub async fn ask_place(&self, rank: usize) -> io::Result<SocketAddr> {
-        let (question, receiver) = self.question(0, |question| Body::Where { question, rank });
-        let answer = receiver.await;
-        lock(&self.questions).remove(&question);
-        match answer {
-            Ok(Body::There { address, .. }) => Ok(address),
-            _ => Err(io::Error::other("rank 0 does not tell where it listens")),
+        let mut question = self.question(0, |question| Body::Where { question, rank });
+        match (&mut question.answer).await {
+            Ok(Body::There { address: Some(address), .. }) => Ok(address),
+            _ => Err(io::Error::other(format!("rank 0 does not tell where rank {rank} listens"))),
         }
     }
 
@@ -193,10 +225,8 @@ impl Control {
         };
         let asked: Vec<_> = questions.iter().map(ask).collect();
         let mut replies = Vec::with_capacity(asked.len());
-        for (&(rank, _), (question, receiver)) in questions.iter().zip(asked) {
-            let answer = timeout_at(deadline, receiver).await;
-            lock(&self.questions).remove(&question);
-            replies.push(match answer {
+        for (&(rank, _), mut question) in questions.iter().zip(asked) {
+            replies.push(match timeout_at(deadline, &mut question.answer).await {
                 Ok(Ok(Body::Answer { answer, .. })) => Ok(answer),
                 _ => Err(rank),
             });
@@ -204,17 +234,14 @@ impl Control {
         replies
     }
 
-    /// Asks one rank; returns the question's number and where the answer will be.
-    fn question(
-        &self,
-        to: usize,
-        body: impl FnOnce(u64) -> Body,
-    ) -> (u64, oneshot::Receiver<Body>) {
-        let (sender, receiver) = oneshot::channel();
-        let question = self.asked.fetch_add(1, Ordering::Relaxed);
-        lock(&self.questions).insert(question, sender);
-        self.post(self.message(to, body(question)));
-        (question, receiver)
+    /// Asks one rank.
+    fn question(&self, to: usize, body: impl FnOnce(u64) -> Body) -> Question<'_> {
+        let (sender, answer) = oneshot::channel();
+        let number = self.asked.fetch_add(1, Ordering::Relaxed);
+        lock(&self.questions).insert(number, sender);
+        let question = Question { control: self, number, answer };
+        self.post(self.message(to, body(number)));
+        question
     }
 
     /// Takes leave: says goodbye when all ranks below have, at most after `limit`.
@@ -237,12 +264,13 @@ impl Control {
         let _ = timeout(LAST_MESSAGES, ended.wait_for(all)).await;
     }
 
-    /// Counts the neighbours, and the messages sent to them or passed on.
+    /// Counts the neighbours, the messages sent to them or passed on, and heartbeats.
     pub fn traffic(&self) -> ControlVolume {
         ControlVolume {
             control_connections: self.neighbours().len() as u64,
             messages: self.messages.load(Ordering::Relaxed),
             bytes: self.bytes.load(Ordering::Relaxed),
+            heartbeats: self.heartbeats.load(Ordering::Relaxed),
             ..ControlVolume::default()
         }
     }
@@ -253,75 +281,49 @@ impl Control {
     }
 
     fn tell_failure(&self) {
-        if let Err(error) = self.shared.check()
+        if let Some(failure) = self.failure()
             && !self.told.swap(true, Ordering::Relaxed)
         {
             for peer in self.neighbours() {
-                self.post(self.message(peer, Body::Failed(error.to_string())));
+                self.post(self.message(peer, failure.clone()));
             }
         }
+    }
+
+    /// The reason for which the world has failed, as others are told.
+    fn failure(&self) -> Option<Body> {
+        let error = self.shared.check().err()?;
+        Some(Body::Failed(frame::shortened(error.to_string())))
     }
 
     fn message(&self, to: usize, body: Body) -> ControlMessage {
         ControlMessage { from: self.rank, to, body }
     }
 
-    /// Sends a message that is for another rank on its way.
+    /// Sends a message that is for another rank on its way. A question that cannot get there is answered here.
     fn post(&self, message: ControlMessage) {
         let next = tree::next_hop(self.rank, message.to);
-        if let Body::Ask { question, .. } = message.body
-            && lock(&self.departed).contains(&next)
-        {
-            let body = Body::Answer { question, answer: has_left() };
-            let answer = ControlMessage { from: message.to, to: message.from, body };
-            return if answer.to == self.rank {
-                self.answered(answer.body)
-            } else {
-                self.post(answer)
+        let has_departed = || lock(&self.departed).contains(&next);
+        let answer = match message.body {
+            Body::Ask { question, .. } if has_departed() => {
+                Some(Body::Answer { question, answer: has_left() })
+            }
+            Body::Where { question, .. }
+                if has_departed() || !lock(&self.outgoing).contains_key(&next) =>
+            {
+                Some(Body::There { question, address: None })
+            }
+            _ => None,
+        };
+        if let Some(body) = answer {
+            return match message.from == self.rank {
+                true => self.answered(body),
+                false => self.post(ControlMessage { from: message.to, to: message.from, body }),
             };
         }
         if let Some(sender) = lock(&self.outgoing).get(&next) {
             // A connection that has closed has been noticed where it is read.
             let _ = sender.send(message);
-        }
-    }
-
-    /// Takes a message that is for this rank.
-    fn receive(self: &Arc<Self>, ControlMessage { from, body, .. }: ControlMessage) {
-        match body {
-            Body::Complete => {
-                self.complete.send_modify(|complete| {
-                    complete.insert(from);
-                });
-            }
-            Body::Welcome => {
-                self.welcomed.send_replace(true);
-            }
-            Body::Failed(reason) => {
-                self.shared.fail(&reason);
-            }
-            Body::Where { question, rank } => {
-                if let Some(address) = self.place(rank) {
-                    self.post(self.message(from, Body::There { question, address }));
-                }
-            }
-            Body::Ask { question, group, entry } => {
-                let answer = self.shared.answer(group, self.rank, entry);
-                self.post(self.message(from, Body::Answer { question, answer }));
-            }
-            Body::There { .. } | Body::Answer { .. } => self.answered(body),
-            Body::Count { query } => {
-                let control = self.clone();
-                spawn_local(async move {
-                    let census = control.count(query.clone(), Some(from)).await;
-                    control.post(control.message(from, Body::Counted { query, census }));
-                });
-            }
-            Body::Counted { query, census } => self.counted(from, query, census),
-            Body::Bye => {
-                lock(&self.departed).insert(from);
-                self.count_no_more(from);
-            }
         }
     }
 
@@ -338,59 +340,13 @@ fn has_left() -> Answer {
     Answer { entered: false, last: "it has left".to_string() }
 }
 
-async fn write_messages(
-    control: Arc<Control>,
-    mut writer: impl AsyncWrite + Unpin,
-    mut messages: UnboundedReceiver<ControlMessage>,
-) {
-    while let Some(message) = messages.recv().await {
-        let Ok(bytes) = frame::write(&mut writer, &message).await else { return };
-        control.messages.fetch_add(1, Ordering::Relaxed);
-        control.bytes.fetch_add(bytes as u64, Ordering::Relaxed);
-    }
-    let _ = writer.shutdown().await;
-}
-
-async fn read_messages(control: Arc<Control>, peer: usize, mut reader: impl AsyncRead + Unpin) {
-    loop {
-        match frame::read::<ControlMessage>(&mut reader).await {
-            Ok(message) if !control.may_come_from(&message, peer) => {
-                control.shared.fail(&format!("rank {peer} wrote a message in another's name"));
-            }
-            Ok(message) if message.to == control.rank => control.receive(message),
-            Ok(message) => control.post(message),
-            Err(error) => {
-                if !lock(&control.departed).contains(&peer) {
-                    control.shared.fail(&format!("rank {peer} is gone: {error}"));
-                }
-                lock(&control.outgoing).remove(&peer);
-                control.ended.send_modify(|ended| {
-                    ended.insert(peer);
-                });
-                return;
-            }
-        }
-    }
-}
-
-impl Control {
-    /// Ranks write in their own name only, or pass on what those behind them wrote.
-    fn may_come_from(&self, message: &ControlMessage, peer: usize) -> bool {
-        let ControlMessage { from, to, .. } = *message;
-        to < self.size
-            && from < self.size
-            && from != self.rank
-            && tree::next_hop(self.rank, from) == peer
-    }
-}
-
 /// Notices within half a minute when a machine dies without closing its connections.
 fn keep_alive(stream: &TcpStream) {
     let keep_alive = socket2::TcpKeepalive::new()
         .with_time(Duration::from_secs(10))
         .with_interval(Duration::from_secs(5))
         .with_retries(4);
-    // Without it a dead machine is noticed by the next call's timeout.
+    // Without it a dead machine is noticed by its silence.
     let _ = socket2::SockRef::from(stream).set_tcp_keepalive(&keep_alive);
 }
 

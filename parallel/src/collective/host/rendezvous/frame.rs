@@ -12,6 +12,9 @@ use super::super::transport::connect::GroupId;
 /// Bytes of the longest message.
 const LONGEST: usize = 1 << 20;
 
+/// Bytes of the longest reason that ranks tell each other. JSON writes a byte as six at most.
+const LONGEST_REASON: usize = 64 << 10;
+
 /// The first message on a connection.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Introduction {
@@ -56,6 +59,8 @@ pub enum Admission {
         /// The incarnation of the job.
         incarnation: u64,
     },
+    /// Sent by rank 0 to a rank that has joined, instead of its parent's address, which is not known yet: come again.
+    Later,
     /// The other side has begun to connect too, and its connection goes before. If it does not come, try again.
     Crossed,
     /// The other side makes no further calls in the group.
@@ -95,8 +100,8 @@ pub enum Body {
     There {
         /// The number of the question.
         question: u64,
-        /// The address.
-        address: SocketAddr,
+        /// The address, if it is known.
+        address: Option<SocketAddr>,
     },
     /// Have you entered this call?
     Ask {
@@ -126,6 +131,8 @@ pub enum Body {
         /// The ranks that stand out.
         census: Census,
     },
+    /// This rank is there.
+    Alive,
     /// This rank is done and will close its connection.
     Bye,
 }
@@ -144,6 +151,17 @@ pub async fn write<T: Serialize>(
     stream.write_all(&bytes).await?;
     stream.flush().await?;
     Ok(bytes.len())
+}
+
+/// Cuts a reason that is too long for a message.
+pub fn shortened(mut reason: String) -> String {
+    if reason.len() > LONGEST_REASON {
+        let mut ends = (0..=LONGEST_REASON).rev();
+        let end = ends.find(|&end| reason.is_char_boundary(end)).unwrap_or(0);
+        reason.truncate(end);
+        reason.push_str("...");
+    }
+    reason
 }
 
 /// Reads one message.
@@ -165,6 +183,18 @@ mod tests {
 
     fn run<T>(future: impl Future<Output = T>) -> T {
         tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(future)
+    }
+
+    #[test]
+    fn a_long_reason_is_cut_so_that_it_can_be_told() {
+        assert_eq!(shortened("no".to_string()), "no");
+        for text in ["\u{1}".repeat(LONGEST), "a".to_string() + &"\u{1F980}".repeat(LONGEST)] {
+            let cut = shortened(text.clone());
+            assert!(cut.len() <= LONGEST_REASON + 3 && cut.ends_with("..."));
+            assert!(text.starts_with(&cut[..cut.len() - 3]));
+            let told = ControlMessage { from: 0, to: 1, body: Body::Failed(cut) };
+            run(write(&mut Vec::new(), &told)).unwrap();
+        }
     }
 
     #[test]

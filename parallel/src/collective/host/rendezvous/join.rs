@@ -1,39 +1,30 @@
 //! The meeting of all ranks: rank 0 listens at an address that all know, and the others come to it.
 
 use ferrotron_tensor::{Error, Result};
-use std::collections::{BTreeMap, BTreeSet};
-use std::fmt::Write as _;
 use std::io::ErrorKind;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::{TcpListener, lookup_host};
-use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
-use tokio::time::{Instant, timeout_at};
+use tokio::sync::mpsc::unbounded_channel;
+use tokio::time::{Instant, sleep, timeout_at};
 
 use super::super::runtime::world_health::WorldHealth;
 use super::auth::{self, Secret};
 use super::config::RankConfig;
-use super::connect::{PAUSE, connect};
-use super::connection::Connection;
+use super::connect::{PAUSE, connect, deadline, jittered};
 use super::connections::Connections;
 use super::control::Control;
 use super::frame::{self, Admission, Introduction, Purpose};
-use super::listen::{Arrival, Entrance, TurnedAway, listen};
+use super::listen::{Entrance, listen};
 use super::net_rendezvous::seen_from_here;
+use super::welcome::{COME_AGAIN, Welcome, failed, reason};
 use crate::collective::host::silence::blame;
 use crate::collective::tree;
 use crate::descriptors::explained;
 
-/// Processes that were turned away and are named at most.
-const NAMED: usize = 8;
-
 /// Longest time in which all come to their parents, once they have come to rank 0.
 pub const CONNECTING: Duration = Duration::from_secs(60);
-
-/// The remedy where a rank may have come to the wrong job.
-const ANOTHER_PORT: &str =
-    "if this is the port of another job, give one of them another --rendezvous-port";
 
 /// The result of a rendezvous.
 pub struct Met {
@@ -109,29 +100,19 @@ pub async fn meet(
     };
     tokio::task::spawn_local(listen(listener, *rank, entrance));
     if *rank == 0 {
-        welcome(*size, address, arrivals, deadline, config.world.timeout, shared, control).await?;
-        all_connected(*size, deadline, connecting, shared, control).await?;
+        let limit = config.world.timeout;
+        let welcome = Welcome::new(address, arrivals, shared, control).await;
+        welcome.everybody(deadline, limit, connecting).await?;
     } else {
         let introduce = |incarnation, purpose| {
             let job_id = job_id.clone();
             Introduction { job_id, rank: *rank, incarnation, purpose }
         };
         let join = introduce(None, Purpose::Join { size: *size, port });
-        let mut stream = connect(0, (address, false), secret, &join, deadline)
-            .await
-            .map_err(|error| failed(error.to_string()))?;
         let what = format!("rank {rank}: not all of the {size} ranks came");
+        let (parent, incarnation) = ask_for_parent(address, secret, &join, deadline, &what).await?;
         // Rank 0 knows who is missing.
         let deadline = deadline + PAUSE * 20;
-        let answer = timeout_at(deadline, frame::read(&mut stream)).await;
-        let (parent, incarnation) = match answer.map_err(|_| failed(what.clone()))? {
-            Ok(Admission::Parent { address: parent, incarnation }) => {
-                (seen_from_here(parent, address.ip()), incarnation)
-            }
-            Ok(Admission::Refused(why)) => return Err(failed(why)),
-            Ok(_) => return Err(failed("rank 0 answers something else".to_string())),
-            Err(error) => return Err(failed(format!("{what}; rank 0 is gone: {error}"))),
-        };
         control.incarnate(incarnation);
         let above = tree::parent(*rank).unwrap_or(0);
         let child = introduce(Some(incarnation), Purpose::Child);
@@ -163,136 +144,40 @@ pub async fn meet(
     Ok(Met { first: address.ip(), connections })
 }
 
-/// Rank 0's part: tells all others where their parents listen.
-async fn welcome(
-    size: usize,
-    own: SocketAddr,
-    mut arrivals: UnboundedReceiver<Arrival>,
+/// Asks rank 0 at `master` where this rank's parent listens, again while it does not know. Returns the address, and the
+/// incarnation of the job.
+///
+/// Errors with `what` if there is no answer.
+async fn ask_for_parent(
+    master: SocketAddr,
+    secret: &Secret,
+    join: &Introduction,
     deadline: Instant,
-    limit: Duration,
-    shared: &WorldHealth,
-    control: &Control,
-) -> Result<()> {
-    control.know(0, own);
-    let incarnation = control.incarnation().await.unwrap_or_default();
-    // Ranks whose parents have not come.
-    let mut waiting: BTreeMap<usize, Connection> = BTreeMap::new();
-    let mut turned_away: Vec<TurnedAway> = Vec::new();
-    let mut missing: BTreeSet<usize> = (1..size).collect();
-    while !missing.is_empty() {
-        let arrival = tokio::select! {
-            arrival = timeout_at(deadline, arrivals.recv()) => arrival,
-            () = shared.failed() => Ok(None),
-        };
-        let mut new = match arrival {
-            Ok(Some(Arrival::Joined(new))) => new,
-            Ok(Some(Arrival::TurnedAway(process))) => {
-                if turned_away.len() < NAMED && !turned_away.contains(&process) {
-                    // At once: the process that started it may be waiting for it.
-                    let line =
-                        format!("rank 0: a process is turned away: {process}; {ANOTHER_PORT}\n");
-                    // In vain if standard error is closed.
-                    let _ = std::io::Write::write_all(&mut std::io::stderr(), line.as_bytes());
-                    turned_away.push(process);
-                }
-                continue;
+    what: &str,
+) -> Result<(SocketAddr, u64)> {
+    let failed_to_connect = |error: std::io::Error| failed(error.to_string());
+    let (mut listens, mut pause, mut limit) = (false, PAUSE, deadline);
+    loop {
+        let mut stream =
+            connect(0, (master, listens), secret, join, limit).await.map_err(failed_to_connect)?;
+        // Rank 0 knows who is missing.
+        let answer = timeout_at(limit + PAUSE * 20, frame::read(&mut stream)).await;
+        match answer.map_err(|_| failed(what.to_string()))? {
+            Ok(Admission::Parent { address, incarnation }) => {
+                return Ok((seen_from_here(address, master.ip()), incarnation));
             }
-            Ok(None) | Err(_) => {
-                let mut text = match shared.check() {
-                    Ok(()) => {
-                        let named: Vec<_> = missing.iter().take(NAMED).collect();
-                        let more = match missing.len() - named.len() {
-                            0 => String::new(),
-                            more => format!(" and {more} more"),
-                        };
-                        format!("ranks {named:?}{more} of {size} did not come within {limit:?}")
-                    }
-                    Err(reason) => reason.to_string(),
-                };
-                for process in &turned_away {
-                    let _ = write!(text, "; turned away: {process}");
-                }
-                for stream in waiting.values_mut() {
-                    let _ = frame::write(stream, &Admission::Refused(text.clone())).await;
-                }
-                return Err(failed(text));
+            Ok(Admission::Later) => {
+                drop(stream);
+                // At the deadline it tells those who come again who is missing.
+                (listens, pause, limit) =
+                    (true, (pause * 2).min(COME_AGAIN), deadline + COME_AGAIN * 2);
+                sleep(jittered(pause)).await;
             }
-        };
-        let rank = new.rank;
-        let refusal = if new.size != size {
-            format!("rank {rank} believes in {} ranks, rank 0 in {size}", new.size)
-        } else if rank == 0 || rank >= size {
-            format!("there is no place for rank {rank} of {size}")
-        } else if !missing.remove(&rank) {
-            format!("rank {rank} is here already")
-        } else {
-            control.know(rank, new.address);
-            waiting.insert(rank, new.stream);
-            let children = tree::children(rank, size);
-            for rank in std::iter::once(rank).chain(children) {
-                let place = tree::parent(rank).and_then(|parent| control.place(parent));
-                if let Some(address) = place
-                    && let Some(mut stream) = waiting.remove(&rank)
-                {
-                    // A rank that has gone meanwhile is missed by its parent.
-                    let answer = Admission::Parent { address, incarnation };
-                    let _ = frame::write(&mut stream, &answer).await;
-                }
-            }
-            continue;
-        };
-        refuse(&mut new.stream, refusal).await;
-    }
-    arrivals.close();
-    while let Ok(arrival) = arrivals.try_recv() {
-        if let Arrival::Joined(mut late) = arrival {
-            refuse(&mut late.stream, format!("all {size} ranks are here already")).await;
+            Ok(Admission::Refused(why)) => return Err(failed(why)),
+            Ok(_) => return Err(failed("rank 0 answers something else".to_string())),
+            Err(error) => return Err(failed(format!("{what}; rank 0 is gone: {error}"))),
         }
     }
-    Ok(())
-}
-
-/// Waits on rank 0 until all ranks, which have joined, have come to their parents in the tree.
-async fn all_connected(
-    size: usize,
-    deadline: Instant,
-    limit: Duration,
-    shared: &WorldHealth,
-    control: &Arc<Control>,
-) -> Result<()> {
-    // At the deadline others know better which of their children have not come.
-    let deadline = self::deadline(limit).min(deadline + PAUSE * 40);
-    let met = tokio::select! {
-        met = control.meet_all(deadline) => met,
-        () = shared.failed() => return Err(reason(shared)),
-    };
-    if met.is_ok() {
-        return Ok(());
-    }
-    let missing = control.census(None).await.silent;
-    Err(failed(format!(
-        "all of the {size} ranks joined, but ranks {missing:?} did not come to their parents in the tree in time: look \
-         for their errors, and let ranks connect to one another on all ports"
-    )))
-}
-
-/// Why the world has failed, as the error of the rendezvous.
-fn reason(shared: &WorldHealth) -> Error {
-    match shared.check() {
-        Ok(()) => failed("the world has failed".to_string()),
-        Err(reason) => Error::communication("", reason.to_string()),
-    }
-}
-
-/// Tells a rank that there is no place for it.
-async fn refuse(stream: &mut Connection, why: String) {
-    let _ = frame::write(stream, &Admission::Refused(format!("{why}; {ANOTHER_PORT}"))).await;
-}
-
-/// The end of a time limit that begins now, however long it is.
-pub fn deadline(limit: Duration) -> Instant {
-    const YEAR: Duration = Duration::from_secs(365 * 24 * 3600);
-    Instant::now() + limit.min(YEAR)
 }
 
 async fn resolve(host: &str, port: u16) -> Result<SocketAddr> {
@@ -301,10 +186,6 @@ async fn resolve(host: &str, port: u16) -> Result<SocketAddr> {
     let mut found: Vec<_> = found.map_err(|e| failed(format!("{host}: {e}")))?.collect();
     found.sort_by_key(SocketAddr::is_ipv6);
     found.first().copied().ok_or_else(|| failed(format!("{host} has no address")))
-}
-
-fn failed(what: String) -> Error {
-    Error::communication("rendezvous", what)
 }
 
 #[cfg(test)]

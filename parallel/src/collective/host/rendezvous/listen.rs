@@ -20,7 +20,7 @@ use super::connections::{Connections, Decision};
 use super::control::Control;
 use super::frame::{self, Admission, Introduction, Purpose};
 use super::pipes::pipes;
-use crate::descriptors::explained;
+use crate::descriptors::{self, explained};
 
 /// Time within which a connection must authenticate.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
@@ -28,8 +28,8 @@ const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Time within which a rank that has authenticated must have made pipes: it may share a core with many others.
 const PIPE_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Connections that may be at it at once. One more, and the oldest is dropped: a rank needs a moment only, and
-/// tries again.
+/// Connections that may be at it at once at least. One more, and the oldest is dropped: a rank needs a moment only, and
+/// tries again. Where the limit of open files allows it, all ranks of a larger job may be.
 const MAX_UNAUTHENTICATED: usize = 128;
 
 /// Pause after a connection that could not be accepted.
@@ -94,6 +94,8 @@ pub struct Entrance {
 /// A rank that waits for others and has no descriptor for their connections ends the world.
 pub async fn listen(listener: TcpListener, rank: usize, entrance: Entrance) {
     let mut strangers: VecDeque<AbortHandle> = VecDeque::new();
+    let size = entrance.control.size();
+    let most = MAX_UNAUTHENTICATED.max(size.min(descriptors::spare(size)));
     loop {
         let (stream, address) = match listener.accept().await.map_err(explained) {
             Ok(accepted) => accepted,
@@ -115,7 +117,7 @@ pub async fn listen(listener: TcpListener, rank: usize, entrance: Entrance) {
             }
         };
         strangers.retain(|stranger| !stranger.is_finished());
-        if strangers.len() == MAX_UNAUTHENTICATED
+        if strangers.len() >= most
             && let Some(oldest) = strangers.pop_front()
         {
             oldest.abort();
@@ -231,6 +233,7 @@ impl Entrance {
 
     fn awaits_others(&self) -> bool {
         self.connections.is_awaited()
+            || self.control.awaits_children()
             || self.arrivals.as_ref().is_some_and(|arrivals| !arrivals.is_closed())
     }
 
@@ -256,6 +259,38 @@ mod tests {
     use tokio::net::TcpStream;
     use tokio::task::LocalSet;
 
+    fn entrance(secret: &Secret, control: Arc<Control>, shared: Arc<WorldHealth>) -> Entrance {
+        Entrance {
+            secret: secret.clone(),
+            job_id: None,
+            transport: Transport::Tcp,
+            connections: Arc::new(Connections::new(0)),
+            control,
+            arrivals: None,
+            shared,
+        }
+    }
+
+    /// A rank without descriptors for its children's connections says so.
+    #[test]
+    fn a_parent_awaits_its_children() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        LocalSet::new().block_on(&runtime, async {
+            let (secret, shared) = (Secret::new(None, Encryption::Never), WorldHealth::new());
+            let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+            let control = Control::start(1, 7, &shared);
+            let parent = entrance(&secret, control.clone(), shared.clone());
+            for (child, awaits) in [(5, true), (6, false)] {
+                assert!(parent.awaits_others(), "rank {child} has not come");
+                let stream = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+                control.attach(child, Connection::new(stream, None)).unwrap();
+                assert_eq!(parent.awaits_others(), awaits, "rank {child} has come");
+            }
+            let leaf = Control::start(5, 7, &shared);
+            assert!(!entrance(&secret, leaf, shared).awaits_others());
+        });
+    }
+
     #[test]
     fn silent_connections_are_dropped_and_keep_nobody_out() {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
@@ -266,15 +301,7 @@ mod tests {
                 (Secret::new(Some("sesame"), Encryption::Always), WorldHealth::new());
             let control = Control::start(0, 4, &shared);
             control.incarnate(5);
-            let entrance = Entrance {
-                secret: secret.clone(),
-                job_id: None,
-                transport: Transport::Tcp,
-                connections: Arc::new(Connections::new(0)),
-                control,
-                arrivals: None,
-                shared,
-            };
+            let entrance = entrance(&secret, control, shared);
             spawn_local(listen(listener, 0, entrance));
             let start = Instant::now();
             let mut silent = Vec::new();

@@ -7,15 +7,18 @@ mod connection;
 mod connections;
 mod control;
 mod frame;
+pub mod fuzzing;
 mod join;
 mod listen;
 mod net_rendezvous;
 mod pipes;
+mod welcome;
 
 pub use config::{Encryption, RankConfig, Transport};
 
 use ferrotron_tensor::{Error, Result};
 use std::sync::{Arc, mpsc};
+use tokio::task::spawn_local;
 
 use super::runtime::progress::ProgressThread;
 use super::runtime::run_rank::run_rank;
@@ -24,6 +27,7 @@ use super::runtime::world_health::WorldHealth;
 use crate::descriptors;
 use auth::Secret;
 use control::Control;
+use control::heartbeat::Heartbeat;
 use join::{CONNECTING, Met};
 use net_rendezvous::NetRendezvous;
 
@@ -91,8 +95,11 @@ fn meet(
             Control::start(rank, size, &shared),
         );
         let met = join::meet(&config, CONNECTING, &secret, &shared, &control).await;
-        if let Err(error) = &met {
-            shared.fail(&error.to_string()); // those who have come already wait for the others
+        match &met {
+            Ok(_) => drop(spawn_local(control.clone().beat(Heartbeat::of(timeout)))),
+            Err(error) => {
+                shared.fail(&error.to_string()); // those who have come already wait for the others
+            }
         }
         let (transport, job_id, control) = (config.transport, config.job_id, &control);
         let met = met.map(|Met { first, connections }| NetRendezvous {

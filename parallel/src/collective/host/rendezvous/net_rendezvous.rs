@@ -167,7 +167,7 @@ impl NetRendezvous {
             Admission::Crossed => Ok(Attempt::Crossed),
             Admission::Left => Ok(Attempt::Left),
             Admission::Refused(why) => Err(io::Error::new(ErrorKind::PermissionDenied, why)),
-            Admission::Parent { .. } => {
+            Admission::Parent { .. } | Admission::Later => {
                 Err(io::Error::new(ErrorKind::InvalidData, "it answers something else"))
             }
         }

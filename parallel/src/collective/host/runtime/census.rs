@@ -57,6 +57,20 @@ impl Members {
         }
     }
 
+    /// Returns whether all are ranks of a world of `size`, and no more than it has.
+    pub fn are_within(&self, size: usize) -> bool {
+        match *self {
+            Members::Strided { first, step, count } => {
+                let last = count.saturating_sub(1).checked_mul(step);
+                let last = last.and_then(|ahead| first.checked_add(ahead));
+                count <= size && last.is_some_and(|last| last < size)
+            }
+            Members::Listed(ref ranks) => {
+                ranks.len() <= size && ranks.iter().all(|&rank| rank < size)
+            }
+        }
+    }
+
     /// Returns whether `rank` is one of them.
     pub fn contains(&self, rank: usize) -> bool {
         match *self {
@@ -101,6 +115,23 @@ impl Census {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn members_are_bounded_by_the_world() {
+        let strided = |first, step, count| Members::Strided { first, step, count };
+        assert!(strided(3, 4, 3).are_within(12));
+        assert!(Members::Listed(vec![0, 11]).are_within(12));
+        for (members, size) in [
+            (strided(3, 4, 3), 11),
+            (strided(0, 0, 1_000_000), 12),
+            (strided(0, 1, usize::MAX), 12),
+            (strided(1, usize::MAX, 2), 12),
+            (Members::Listed(vec![0, 12]), 12),
+            (Members::Listed(vec![0; 13]), 12),
+        ] {
+            assert!(!members.are_within(size), "{members:?}");
+        }
+    }
 
     #[test]
     fn groups_of_a_mesh_are_three_numbers() {

@@ -12,9 +12,10 @@ use std::time::Duration;
 use tokio::sync::Mutex as AsyncMutex;
 use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::task::yield_now;
-use tokio::time::{sleep, timeout};
+use tokio::time::sleep;
 use tracing::Instrument;
 
+use crate::collective::host::runtime::awake::awake_for;
 use crate::collective::host::runtime::census::{Census, Members, Query};
 use crate::collective::host::runtime::queued_call::QueuedCall;
 use crate::collective::host::runtime::rendezvous::Rendezvous;
@@ -97,13 +98,13 @@ impl GroupTask {
         let mut locked = Locked::default();
         let done = tokio::select! {
             biased;
-            done = timeout(limit, caught(run(&mut self.links, call, &headers, memory, &mut locked))) => done,
-            () = shared.failed() => Ok(Ok(())),
+            done = awake_for(limit, caught(run(&mut self.links, call, &headers, memory, &mut locked))) => done,
+            () = shared.failed() => Some(Ok(())),
         };
         let failure = match done {
-            Ok(Ok(())) => None,
-            Ok(Err(Fault::Protocol(what))) => Some(self.describe(call, entry, &what)),
-            Ok(Err(Fault::PeerGone(what))) => {
+            Some(Ok(())) => None,
+            Some(Err(Fault::Protocol(what))) => Some(self.describe(call, entry, &what)),
+            Some(Err(Fault::PeerGone(what))) => {
                 // Why it has gone is better to know than that it has.
                 let silent = tokio::select! {
                     biased;
@@ -113,7 +114,7 @@ impl GroupTask {
                 let why = silent.map_or(what.clone(), |silent| format!("{silent}; {what}"));
                 Some(self.describe(call, entry, &why))
             }
-            Err(_) => tokio::select! {
+            None => tokio::select! {
                 biased;
                 () = shared.failed() => None,
                 failure = self.diagnose(call, &entries) => Some(failure),
@@ -226,6 +227,12 @@ impl GroupTask {
             list(missing.iter().map(|(rank, ..)| *rank)),
             last.join("; ")
         )
+    }
+}
+
+impl Drop for GroupTask {
+    fn drop(&mut self) {
+        self.shared.leave(self.id, self.ranks[self.links.rank]);
     }
 }
 

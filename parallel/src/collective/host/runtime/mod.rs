@@ -1,5 +1,6 @@
 //! The runtime of a rank: its progress thread, the calls of its groups, and the health of the world.
 
+mod awake;
 pub(super) mod block_on;
 pub(super) mod census;
 pub(super) mod group_task;
@@ -7,8 +8,10 @@ pub(super) mod progress;
 pub(super) mod queue;
 pub(super) mod queued_call;
 pub(super) mod rendezvous;
+mod routed;
 pub(super) mod run;
 pub(super) mod run_rank;
 pub(super) mod threads;
+mod wide;
 pub(super) mod world;
 pub(super) mod world_health;

@@ -3,10 +3,10 @@
 use ferrotron_tensor::{DType, Error};
 use std::ops::Range;
 
-use crate::collective::host::algorithms::combine::{
-    ReduceKernels, is_narrow, kernels, round, widen_add,
-};
+use crate::collective::host::algorithms::combine::{is_narrow, kernels};
 use crate::collective::host::algorithms::{pairwise, ring, rooted, tree};
+use crate::collective::host::runtime::routed::{joined, reduce, send_route_headers};
+use crate::collective::host::runtime::wide;
 use crate::collective::host::transport::header::Header;
 use crate::collective::host::transport::peer_channels::PeerChannels;
 use crate::collective::host::transport::piece::ChannelResult;
@@ -18,7 +18,7 @@ use crate::collective::{Buffer, Bytes, Call, Memory, Op, Reduction, partition_ra
 pub struct Locked<'a> {
     input: Option<Bytes<'a>>,
     output: Option<Bytes<'a>>,
-    /// Sums in f32 of 16-bit numbers.
+    /// Sums in f32 of 16-bit numbers, of which no more are held at a time than [`wide::HELD`].
     wide: Vec<f32>,
 }
 
@@ -66,18 +66,9 @@ async fn transfer(
             if narrow && !is_pairwise(n) =>
         {
             let bytes = slice(output, whole)?;
-            // Rounded once, at the end.
-            wide.resize(call.len, 0.0);
-            widen_add(call.dtype, wide, bytes);
-            let doubled = |part: &Range<usize>| 2 * part.start..2 * part.end;
-            let doubled: Vec<_> = parts.iter().map(doubled).collect();
-            let kernels = kernels(DType::F32, Reduction::Sum);
-            let sum = bytemuck::cast_slice_mut(wide);
-            reduce(links, call.op, header, way, &doubled, sum, &kernels).await?;
-            let all = matches!(call.op, Op::AllReduce(_));
-            let own = if all { 0..whole } else { parts[rank].clone() };
-            round(call.dtype, &mut bytes[own.clone()], &wide[own.start / 2..own.end / 2]);
-            Ok(())
+            let parts =
+                if matches!(call.op, Op::AllReduce(_)) { even_parts(call, n) } else { parts };
+            wide::reduce(links, call, header, way, &parts, bytes, wide).await
         }
         Op::AllReduce(Reduction::Sum) if narrow => {
             let bytes = slice(output, whole)?;
@@ -98,12 +89,13 @@ async fn transfer(
         Op::AllReduce(reduction) => {
             let bytes = slice(output, whole)?;
             let (parts, kernels) = (even_parts(call, n), kernels(call.dtype, reduction));
-            reduce(links, call.op, header, way, &parts, bytes, &kernels).await
+            send_route_headers(links, header, way).await?;
+            reduce(links, call.op, way, &parts, bytes, &kernels).await
         }
         Op::ReduceScatter(reduction) => {
-            let bytes = slice(output, whole)?;
-            reduce(links, call.op, header, way, &parts, bytes, &kernels(call.dtype, reduction))
-                .await
+            let (bytes, kernels) = (slice(output, whole)?, kernels(call.dtype, reduction));
+            send_route_headers(links, header, way).await?;
+            reduce(links, call.op, way, &parts, bytes, &kernels).await
         }
         Op::AllGather => {
             let bytes = slice(output, whole)?;
@@ -132,14 +124,7 @@ async fn transfer(
         Op::Reduce { root, reduction: Reduction::Sum } if narrow && !is_pairwise(n) => {
             let bytes = slice(output, whole)?;
             links.check_headers(header, &next, &previous).await?;
-            wide.resize(call.len, 0.0);
-            widen_add(call.dtype, wide, bytes);
-            let kernels = kernels(DType::F32, Reduction::Sum);
-            rooted::reduce(links, root, bytemuck::cast_slice_mut(wide), &kernels).await?;
-            if rank == root {
-                round(call.dtype, bytes, wide);
-            }
-            Ok(())
+            wide::reduce_to_root(links, root, call.dtype, bytes, wide).await
         }
         Op::Reduce { root, reduction: Reduction::Sum } if narrow => {
             let bytes = slice(output, whole)?;
@@ -223,59 +208,6 @@ pub fn call_route(n: usize, call: &Call) -> Route {
     route(n, call.len / unit, unit * size)
 }
 
-/// An all-reduce or a reduce-scatter to `parts`, which are ranges of `bytes`.
-async fn reduce(
-    links: &mut PeerChannels,
-    op: Op,
-    header: &Header,
-    route: Route,
-    parts: &[Range<usize>],
-    bytes: &mut [u8],
-    kernels: &ReduceKernels,
-) -> ChannelResult<()> {
-    let (n, gathers) = (links.size(), matches!(op, Op::AllReduce(_)));
-    send_route_headers(links, header, route).await?;
-    match (route, gathers) {
-        (Route::Direct, _) => {
-            pairwise::reduce_scatter_small(links, parts, bytes, kernels).await?;
-            if gathers { pairwise::all_gather_small(links, parts, bytes).await } else { Ok(()) }
-        }
-        (Route::Tree, true) => tree::all_reduce(links, bytes, kernels).await,
-        (Route::Tree, false) => {
-            let own = parts[links.rank].clone();
-            tree::reduce_scatter(links, &own, bytes, kernels).await
-        }
-        (Route::Ring, true) => ring::ring(links, parts, ring::all_reduce(n), bytes, kernels).await,
-        (Route::Ring, false) => {
-            ring::ring(links, parts, ring::reduce_scatter(n), bytes, kernels).await
-        }
-    }
-}
-
-/// Sends and expects headers where data will go, and round the ring: one of the ranks that call something else hears
-/// from one that does not.
-async fn send_route_headers(
-    links: &mut PeerChannels,
-    header: &Header,
-    route: Route,
-) -> ChannelResult<()> {
-    let (next, previous) = ([links.after(1)], [links.before(1)]);
-    match route {
-        Route::Direct => {
-            let others = links.others();
-            links.send_headers(header, &others, &others).await
-        }
-        Route::Tree => {
-            let (parent, children) = tree::neighbours(links);
-            let both = || children.clone().chain(parent);
-            links.send_headers(header, &joined(next, both()), &joined(previous, both())).await?;
-            links.flush(); // to the next in the ring no data will follow
-            Ok(())
-        }
-        Route::Ring => links.send_headers(header, &next, &previous).await,
-    }
-}
-
 /// Compares the headers of a call in which one rank sends to all or hears from all: those of every two ranks, of many
 /// ranks those of neighbours in the ring.
 async fn check_rooted(links: &mut PeerChannels, header: &Header, root: usize) -> ChannelResult<()> {
@@ -285,13 +217,6 @@ async fn check_rooted(links: &mut PeerChannels, header: &Header, root: usize) ->
     }
     links.check_headers(header, &[links.after(1)], &[links.before(1)]).await?;
     links.open(if root == links.rank { &others } else { std::slice::from_ref(&root) }).await
-}
-
-/// A rank and others, each once.
-fn joined(one: [usize; 1], others: impl IntoIterator<Item = usize>) -> Vec<usize> {
-    let mut ranks = one.to_vec();
-    ranks.extend(others.into_iter().filter(|other| one[0] != *other));
-    ranks
 }
 
 /// Parts of a buffer by elements, whatever its rows are, for algorithms that do not expose the parts.

@@ -99,7 +99,8 @@ impl World {
     /// Forms the group of `ranks` with the others in it, who call this with the same arguments. Numbers
     /// within the group follow the order of `ranks`. `name` stands in error messages.
     ///
-    /// Returns at once: members connect when a call needs them to.
+    /// Returns at once: members connect when a call needs them to. The world remembers each different name with ranks, in
+    /// 40 bytes, for as long as it lives: a name need not be new for each group.
     ///
     /// Errors if this rank is not among `ranks`, or if they are not different ranks of the world.
     pub fn group(&self, name: &str, ranks: &[usize]) -> Result<Group> {

@@ -7,6 +7,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::watch;
 
+use crate::collective::host::recent::Recent;
 use crate::collective::host::transport::connect::GroupId;
 use crate::collective::host::transport::header::Header;
 
@@ -92,8 +93,14 @@ impl CallCounters {
     }
 }
 
-/// Progress by group and rank in the world.
-type CounterTable = HashMap<GroupId, HashMap<usize, CallCounters>>;
+/// Progress in groups.
+#[derive(Default)]
+struct CounterTable {
+    /// By group and rank in the world.
+    ranks: HashMap<GroupId, HashMap<usize, CallCounters>>,
+    /// Ranks that have left groups, whose last calls others may still ask for.
+    left: Recent<(GroupId, usize)>,
+}
 
 /// The state that all ranks of a process share.
 pub struct WorldHealth {
@@ -140,12 +147,24 @@ impl WorldHealth {
         rank: usize,
         f: impl FnOnce(&mut CallCounters) -> R,
     ) -> R {
-        f(self.board().entry(group).or_default().entry(rank).or_default())
+        f(self.board().ranks.entry(group).or_default().entry(rank).or_default())
+    }
+
+    /// A rank makes no further calls in a group. What is known of it is forgotten when thousands more have done so.
+    pub fn leave(&self, group: GroupId, rank: usize) {
+        let table = &mut *self.board();
+        let Some((group, rank)) = table.left.add((group, rank)) else { return };
+        if let Some(ranks) = table.ranks.get_mut(&group) {
+            ranks.remove(&rank);
+            if ranks.is_empty() {
+                table.ranks.remove(&group);
+            }
+        }
     }
 
     /// Returns the progress of a rank in a group.
     pub fn answer(&self, group: GroupId, rank: usize, entry: Entry) -> Answer {
-        match self.board().get(&group).and_then(|ranks| ranks.get(&rank)) {
+        match self.board().ranks.get(&group).and_then(|ranks| ranks.get(&rank)) {
             Some(progress) => progress.answer(entry),
             None => Answer { entered: false, last: "it has not made this group".to_string() },
         }
@@ -153,5 +172,25 @@ impl WorldHealth {
 
     fn board(&self) -> MutexGuard<'_, CounterTable> {
         self.counters.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn groups_that_were_dropped_long_ago_are_forgotten() {
+        let shared = WorldHealth::new();
+        let entry = Entry { kind: Kind::Call, number: 1 };
+        for group in 0..20_000 {
+            for rank in [0, 1] {
+                shared.note(group, rank, |progress| progress.enter(Kind::Call));
+                shared.leave(group, rank);
+            }
+        }
+        assert!(shared.answer(19_999, 1, entry).entered);
+        assert!(!shared.answer(0, 1, entry).entered);
+        assert!(shared.board().ranks.len() < 5000, "{}", shared.board().ranks.len());
     }
 }

@@ -30,8 +30,12 @@ const LEND_FROM: usize = 16 << 10;
 /// Looks at the ring before a side goes to sleep.
 const SPIN_LIMIT: usize = 200;
 
-/// Time for which a thread sleeps at a word before it looks whether the other side is still there.
+/// Time for which a thread sleeps at a word before it first looks whether the other side is still there, the call has
+/// failed, or its time is over. Then twice as long, and so on: many threads that wait long would keep a core busy.
 const SLEEP: Duration = Duration::from_millis(20);
+
+/// Longest time for which it sleeps.
+const LONGEST_SLEEP: Duration = Duration::from_millis(500);
 
 /// The end that is written.
 pub struct ShmWriter {
@@ -78,12 +82,16 @@ impl Doorbell {
         }
     }
 
-    /// Returns whether the other side is gone.
+    /// Returns whether the other side is gone. Takes what has rung before: only behind it is the end to be seen.
     fn is_closed(&self) -> bool {
-        let mut byte = [std::mem::MaybeUninit::uninit()];
-        match SockRef::from(&*self.0).peek(&mut byte) {
-            Ok(count) => count == 0,
-            Err(error) => error.kind() != ErrorKind::WouldBlock,
+        let mut bytes = [std::mem::MaybeUninit::uninit(); 64];
+        loop {
+            match SockRef::from(&*self.0).recv_with_flags(&mut bytes, libc::MSG_DONTWAIT) {
+                Ok(0) => return true,
+                Ok(_) => {}
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => return error.kind() != ErrorKind::WouldBlock,
+            }
         }
     }
 
@@ -97,6 +105,7 @@ impl Doorbell {
                 break;
             }
         }
+        let mut limit = SLEEP;
         loop {
             let place = if may_sleep() { SLEEPS_AT_WORD } else { SLEEPS_AT_SOCKET };
             sleeps.store(place, Ordering::Relaxed);
@@ -106,7 +115,8 @@ impl Doorbell {
                 return Ok(());
             }
             if place == SLEEPS_AT_WORD {
-                sleep_at(sleeps, SLEEP);
+                sleep_at(sleeps, limit);
+                limit = (limit * 2).min(LONGEST_SLEEP);
                 if !ready() {
                     if self.is_closed() && !ready() {
                         return Err(Fault::PeerGone("has left the group".to_string()));
@@ -263,12 +273,11 @@ mod tests {
     use crate::collective::host::runtime::block_on::block_on;
     use std::io::Read;
     use tokio::net::TcpListener;
-    use tokio::runtime::Builder;
+    use tokio::runtime::{Builder, Runtime};
 
-    #[test]
-    fn a_thread_that_carries_out_one_call_sleeps_at_the_word() {
-        let runtime = Builder::new_current_thread().enable_all().build().unwrap();
-        let (mut writer, mut reader) = runtime.block_on(async {
+    /// Both ends of a pipe through memory.
+    fn pipe(runtime: &Runtime) -> (ShmWriter, ShmReader) {
+        runtime.block_on(async {
             let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
             let near = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
             let far = listener.accept().await.unwrap().0;
@@ -279,7 +288,31 @@ mod tests {
             let pid = std::process::id();
             let (writer, _) = pipes(my_ring, theirs.unwrap(), pid, false, near);
             (writer, pipes(their_ring, mine.unwrap(), pid, false, far).1)
-        });
+        })
+    }
+
+    /// The other side has rung a bell that this side, which was awake, has not looked at.
+    #[test]
+    fn a_bell_that_rang_before_hides_nobody_who_has_left() {
+        let runtime = Builder::new_current_thread().enable_all().build().unwrap();
+        let (writer, mut reader) = pipe(&runtime);
+        let _runtime = runtime.enter();
+        for _ in 0..100 {
+            SockRef::from(&*writer.bell.0).send(&[1]).unwrap();
+        }
+        assert!(!reader.bell.is_closed());
+        SockRef::from(&*writer.bell.0).send(&[1]).unwrap();
+        drop(writer);
+        let begun = std::time::Instant::now();
+        let error = block_on(reader.recv(&mut [0])).unwrap_err();
+        assert!(matches!(error, Fault::PeerGone(why) if why == "has left the group"));
+        assert!(begun.elapsed() < Duration::from_secs(1), "{:?}", begun.elapsed());
+    }
+
+    #[test]
+    fn a_thread_that_carries_out_one_call_sleeps_at_the_word() {
+        let runtime = Builder::new_current_thread().enable_all().build().unwrap();
+        let (mut writer, mut reader) = pipe(&runtime);
         let (runtime, sleeps) = (&runtime, |writer: &ShmWriter| {
             while writer.ring.reader_sleeps().load(Ordering::Relaxed) != SLEEPS_AT_WORD {
                 std::thread::yield_now();
