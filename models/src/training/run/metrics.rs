@@ -116,7 +116,16 @@ impl Metrics {
 pub(super) struct MetricsLog {
     path: PathBuf,
     file: File,
+    last: Option<LastLine>,
     pub curve: LossCurve,
+}
+
+/// The line that was written last.
+struct LastLine {
+    step: u64,
+    /// Its first byte in the file.
+    start: u64,
+    line: String,
 }
 
 impl MetricsLog {
@@ -136,26 +145,42 @@ impl MetricsLog {
         if !ended {
             file.write_all(b"\n").map_err(fail)?;
         }
-        Ok(MetricsLog { path: path.to_path_buf(), file, curve })
+        Ok(MetricsLog { path: path.to_path_buf(), file, last: None, curve })
     }
 
-    /// Appends a line. One that cannot be written whole is taken back.
+    /// Appends a line. The line of the same step, if it is the last, gets what it lacks: the evaluations behind a save. A line
+    /// that cannot be written whole is taken back.
     pub fn write(&mut self, metrics: &Metrics) -> Result<()> {
-        let loss = Some(metrics.loss).filter(|loss| loss.is_finite());
-        self.curve.training.extend(loss.map(|loss| (metrics.step, loss)));
-        self.curve.validation.extend(metrics.validation_loss.map(|loss| (metrics.step, loss)));
-        let line = serde_json::to_string(metrics)
-            .map_err(|error| Error::io(OPERATION, error.to_string()))?;
-        let mut append = || {
-            let before = self.file.metadata()?.len();
-            // At once, so that others can follow the file line by line.
-            let written = self.file.write_all(format!("{line}\n").as_bytes());
-            if written.is_err() {
-                output_file::truncate(&self.file, before)?;
-            }
-            written
+        let step = metrics.step;
+        let add = |points: &mut Vec<(u64, f64)>, loss: Option<f64>| {
+            let is_new = points.last().is_none_or(|(last, _)| *last != step);
+            points.extend(loss.filter(|_| is_new).map(|loss| (step, loss)));
         };
-        append().map_err(|error| unwritable(OPERATION, &self.path, &error))
+        add(&mut self.curve.training, Some(metrics.loss).filter(|loss| loss.is_finite()));
+        add(&mut self.curve.validation, metrics.validation_loss);
+        let line = serde_json::to_string(metrics)
+            .map_err(|error| Error::io(OPERATION, error.to_string()))?
+            + "\n";
+        let last = self.last.take().filter(|last| last.step == step);
+        let mut write = || {
+            let (start, same) = match &last {
+                Some(LastLine { start, line: last, .. }) => {
+                    let same = last.bytes().zip(line.bytes()).take_while(|(a, b)| a == b).count();
+                    output_file::truncate(&self.file, start + same as u64)?;
+                    (*start, same)
+                }
+                None => (self.file.metadata()?.len(), 0),
+            };
+            // At once, so that others can follow the file line by line.
+            let written = self.file.write_all(&line.as_bytes()[same..]);
+            if written.is_err() {
+                output_file::truncate(&self.file, start)?;
+            }
+            written.map(|()| start)
+        };
+        let start = write().map_err(|error| unwritable(OPERATION, &self.path, &error))?;
+        self.last = Some(LastLine { step, start, line });
+        Ok(())
     }
 }
 
@@ -305,6 +330,26 @@ mod tests {
         assert_eq!(path.metadata().unwrap().permissions().mode() & 0o777, 0o640);
         let log = MetricsLog::open(Path::new("/dev/null"), 7).unwrap();
         assert!(log.curve.training.is_empty());
+    }
+
+    #[test]
+    fn the_line_of_a_step_is_there_once_and_gets_its_evaluations() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("metrics.jsonl");
+        let mut log = MetricsLog::open(&path, 0).unwrap();
+        let text = || std::fs::read_to_string(&path).unwrap();
+        for step in 1..=4 {
+            let bare = Metrics { validation_loss: None, ..metrics(step) };
+            log.write(&bare).unwrap();
+            let line = serde_json::to_string(&bare).unwrap();
+            assert_eq!(text(), lines(1..=step - 1) + &line + "\n");
+            for _ in 0..2 {
+                log.write(&metrics(step)).unwrap();
+                assert_eq!(text(), lines(1..=step));
+            }
+        }
+        assert_eq!(log.curve.training.len(), 4);
+        assert_eq!(log.curve.validation, [(2, 0.5), (4, 0.5)]);
     }
 
     #[test]
