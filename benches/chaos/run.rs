@@ -17,7 +17,7 @@ const SPAN: f64 = 0.95;
 /// Longest that a rank is stopped, or that a link holds everything back.
 const HOLD: Duration = Duration::from_millis(1500);
 /// Most that a piece on a delayed link waits.
-const EACH: Duration = Duration::from_millis(2);
+const EACH: Duration = Duration::from_micros(500);
 /// Most bytes of checkpoint files of a process before the disk is full: those of a few saves.
 const BYTES: f64 = 1.5e6;
 /// Starts of a job until its run must be done, beyond those that were disturbed. One that was cut short while it met may

@@ -5,7 +5,7 @@ mod common;
 mod many_ranks;
 
 use ferrotron_parallel::collective::{
-    RankConfig, Reduction, Transport, World, WorldConfig, run_rank_process,
+    Encryption, RankConfig, Reduction, Transport, World, WorldConfig, run_rank_process,
 };
 use ferrotron_tensor::{DType, Device, Result, Tensor};
 use rustix::process::{Resource, Rlimit, Signal, getpid, getrlimit, kill_process, setrlimit};
@@ -49,6 +49,7 @@ fn rank() {
         secret: Some(format!("secret {port}")),
         job_id: None,
         transport: if transport == "tcp" { Transport::Tcp } else { Transport::Auto },
+        encryption: Encryption::BetweenHosts,
         world: WorldConfig {
             timeout: match task {
                 "many" if victim.is_some() => many_ranks::TIMEOUT,

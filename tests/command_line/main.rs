@@ -15,6 +15,7 @@ mod gemma;
 mod gpu;
 mod hugging_face;
 mod indexed_data;
+mod long_data;
 mod many_files;
 mod memory;
 mod models_and_data;

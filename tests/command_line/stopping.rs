@@ -7,14 +7,22 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
-/// Time that a program may run after a signal. It takes less than 2 s, but a save waits for the disk, which a build or
-/// other tests may keep busy.
-const SOON: Duration = Duration::from_secs(30);
+/// Time in which a program ends after a signal.
+const SOON: Duration = Duration::from_secs(2);
+
+/// What is added where other work goes on: these tests run at once, on as few as two processors, and a save waits for the
+/// disk behind what others write. With eleven processes for each two processors the slowest end took 0.55 s; this leaves
+/// room for nine times as many.
+const BUSY: Duration = Duration::from_secs(3);
+
+/// Where nothing else runs [`SOON`] alone is the limit: `FERROTRON_STRICT_STOP=1 cargo test --release --test command_line
+/// stopping -- --test-threads 1 --nocapture`, which also shows what was measured.
+const STRICT: &str = "FERROTRON_STRICT_STOP";
 
 /// Longest that a phase may take to begin.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// A folder with 30 MB of text: to evaluate on half of it takes far longer than [`SOON`].
+/// A folder with 30 MB of text: to evaluate on half of it takes far longer than a program may run after a signal.
 fn folder_with_long_text() -> TempDir {
     let folder = tempfile::tempdir().unwrap();
     let page: String =
@@ -51,20 +59,23 @@ fn stop(child: Child) -> ExitStatus {
 }
 
 /// Sends a signal in a second, when the phase is on its way, and returns how the program ended.
-fn stop_by(signal: &str, mut child: Child) -> ExitStatus {
+fn stop_by(name: &str, mut child: Child) -> ExitStatus {
     std::thread::sleep(Duration::from_secs(1));
     assert!(child.try_wait().unwrap().is_none(), "it had ended before the signal");
-    let (signal, process) = (format!("-{signal}"), child.id().to_string());
+    let (signal, process) = (format!("-{name}"), child.id().to_string());
     assert!(Command::new("kill").args([signal, process]).status().unwrap().success());
     let asked = Instant::now();
+    let limit = if std::env::var_os(STRICT).is_some() { SOON } else { SOON + BUSY };
     loop {
         if let Some(status) = child.try_wait().unwrap() {
+            let test = std::thread::current().name().unwrap_or_default().to_string();
+            println!("{test}: ended {:.2} s after SIG{name}", asked.elapsed().as_secs_f64());
             return status;
         }
-        if asked.elapsed() > SOON {
+        if asked.elapsed() > limit {
             child.kill().unwrap();
             child.wait().unwrap();
-            panic!("it had not ended {SOON:?} after the signal");
+            panic!("it had not ended {limit:?} after the signal");
         }
         std::thread::sleep(Duration::from_millis(10));
     }

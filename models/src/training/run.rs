@@ -14,6 +14,7 @@ mod evaluations;
 mod logged_step;
 mod metrics;
 mod observer;
+mod reporting;
 mod rewind;
 mod saving;
 mod stop_requests;
@@ -31,10 +32,6 @@ use std::time::Duration;
 use crate::io::checkpoint;
 #[cfg(doc)]
 use crate::io::data::Samples;
-#[cfg(not(feature = "plot"))]
-use crate::training::loss_curve::LossCurve;
-#[cfg(feature = "plot")]
-use crate::training::plot::plot;
 use crate::training::run_lock::RunLock;
 use crate::training::stop::StopFlag;
 use crate::training::trainer::{Model, StepReport, Trainer};
@@ -242,6 +239,10 @@ impl<M: Model> Run<'_, M> {
             if evaluates.any() {
                 self.trainer.release_graph(); // before anything else takes memory beside it
             }
+            if saves && let Some(newest) = &newest {
+                // A kill behind the save must not take the line of a step that is saved.
+                self.log(newest);
+            }
             let saved = match saves {
                 // Behind the last step there is none that a writer could run beside.
                 true if last || !is_async(self.trainer) => self.save_last().map(drop),
@@ -257,10 +258,9 @@ impl<M: Model> Run<'_, M> {
             };
             // The step's line has the evaluations that follow it, and is there whatever fails.
             if let Some(newest) = newest {
-                let results = found.as_ref().ok();
-                self.tell(&[match results {
-                    Some(results) => results.add_to(newest),
-                    None => newest,
+                self.tell(&[match &found {
+                    Ok(results) => results.add_to(newest),
+                    Err(_) => newest,
                 }]);
             }
             saved?;
@@ -356,21 +356,6 @@ impl<M: Model> Run<'_, M> {
         reports.iter().map(of).collect()
     }
 
-    /// Writes and shows what is new, on the rank that does.
-    fn tell(&mut self, metrics: &[Metrics]) {
-        let Some(log) = &mut self.log else { return };
-        for metrics in metrics {
-            if let Err(error) = log.write(metrics)
-                && !std::mem::replace(&mut self.unlogged, true)
-            {
-                let message =
-                    format!("{error}; training goes on, and the lines of such steps are lost");
-                self.observer.warning(&message);
-            }
-            self.observer.step(metrics);
-        }
-    }
-
     /// Writes the trace, if there is one and it is not written. Errors as the communication does.
     fn finish_trace(&mut self) -> Result<()> {
         match self.tracing.finish() {
@@ -381,18 +366,4 @@ impl<M: Model> Run<'_, M> {
             finished => finished,
         }
     }
-
-    /// Draws the loss curve, on the rank that does.
-    fn draw(&mut self) {
-        let Some(log) = &self.log else { return };
-        if let Err(error) = plot(&log.curve, &self.config.folder.join("loss.svg")) {
-            self.observer.warning(&error.to_string());
-        }
-    }
-}
-
-/// Draws nothing, for want of the feature `plot`.
-#[cfg(not(feature = "plot"))]
-fn plot(_: &LossCurve, _: &Path) -> Result<()> {
-    Ok(())
 }

@@ -252,8 +252,7 @@ impl<M: Model> Trainer<M> {
         samples: &dyn FiniteSamples,
         stop: &StopFlag,
     ) -> Result<Option<Evaluation>> {
-        self.check_drained("evaluate")?;
-        self.check_window("evaluate")?;
+        self.check_state("evaluate")?;
         evaluate(&self.local_model(), samples, self.config.batch_size, stop, |_| ())
     }
 
@@ -303,8 +302,7 @@ impl<M: Model> Trainer<M> {
             let message = "nobody knows yet whether a step was lost: ask for the reports first";
             return Err(Error::config("checkpoint", message));
         }
-        self.check_drained("checkpoint")?;
-        self.check_window("checkpoint")?;
+        self.check_state("checkpoint")?;
         let (step, wait) = (self.progress.step, self.steps_to_synchronization());
         if wait > 0 && !self.is_async() {
             let every = self.config.parallel.data_parallel.synchronize_every;
@@ -377,8 +375,7 @@ impl<M: Model> Trainer<M> {
     }
 
     /// Resumes from a checkpoint, saved in any layout. All ranks of the mesh call this, and read it together: each file is
-    /// read once, compared with its checksum meanwhile, and each rank gets what it holds. So
-    /// [`Checkpoint::peek`] is enough.
+    /// read once, compared with its checksum meanwhile, and each rank gets what it holds. So [`Checkpoint::peek`] is enough.
     ///
     /// Errors if it is of another model, or has a weight that the model has not, which the next checkpoint would lose;
     /// nothing is changed then. Errors on all ranks if a file is damaged; the trainer may then go on from another

@@ -6,7 +6,7 @@ use crate::model::config::ActivationKind;
 use crate::model::generate::{Sampling, generate};
 use crate::model::gpt::{Gpt, GptConfig, WindowPattern};
 use ferrotron_autograd::no_grad;
-use ferrotron_nn::{Context, Module, RopeScaling};
+use ferrotron_nn::{Context, Module, Param, RopeScaling, Scope};
 use ferrotron_tensor::{DType, Device, Result, Tensor};
 use serde_json::Value;
 use std::fs;
@@ -279,4 +279,45 @@ fn other_families_are_refused_with_the_switch_that_they_need() {
     assert!(names.is_sorted(), "{names:?}");
     // A family that nobody knows.
     assert!(refused("made_up").ends_with(&format!("model_type 'made_up': {supported}")));
+}
+
+/// The same files come out of a model that is not in memory, and few parameters are held at a time.
+#[test]
+fn parameters_are_read_once_and_few_are_held() -> Result<()> {
+    let many_blocks = GptConfig::llama(65, 40, 32, 4, 2, 16);
+    let of_families = FOLDERS.iter().map(|(name, _)| read_config(&fixture(name)));
+    for config in of_families.chain([Ok(many_blocks)]) {
+        let config = config?;
+        let scope = |device: &Device| Scope::new(device, DType::F32, 1234);
+        let gpt = Gpt::new(&scope(&Device::cpu(1)?), &config)?;
+        let described = Gpt::new(&scope(&Device::fake(1)?), &config)?;
+        let dir = tempfile::tempdir().unwrap();
+        let [whole, streamed] = ["whole", "streamed"].map(|name| dir.path().join(name));
+        export(&gpt, &whole)?;
+        let (params, device) = (gpt.params(), Device::cpu(1)?);
+        let mut reads: Vec<String> = Vec::new();
+        export_from(&described, None, &streamed, &mut |param| {
+            reads.push(param.name().to_string());
+            let value = params.iter().find(|other| other.name() == param.name()).unwrap();
+            let value = value.leaf().value()?;
+            Tensor::from_slice(&device, &value.to_vec::<f32>()?, value.dims())
+        })?;
+        for file in ["model.safetensors", "config.json"] {
+            let [a, b] = [&whole, &streamed].map(|folder| fs::read(folder.join(file)).unwrap());
+            assert!(a == b, "{file} of {config:?}");
+        }
+        let mut names: Vec<&str> = params.iter().map(Param::name).collect();
+        names.sort_unstable();
+        reads.sort_unstable();
+        assert_eq!(reads, names, "{config:?}");
+        let bytes = |param: &Param| 4 * param.leaf().dims().iter().product::<usize>();
+        let largest = params.iter().map(bytes).max().unwrap();
+        // Four that are held, one being read, and the copies of a part that is being written.
+        let (peak, limit) = (device.memory().peak, 8 * largest + 65_536);
+        assert!(peak <= limit, "{peak} of {limit} bytes for {config:?}");
+        if config.num_layers == 40 {
+            assert!(3 * limit < params.iter().map(bytes).sum(), "the limit says nothing");
+        }
+    }
+    Ok(())
 }

@@ -121,7 +121,16 @@ impl Metrics {
 pub(super) struct MetricsLog {
     path: PathBuf,
     file: File,
+    last: Option<LastLine>,
     pub curve: LossCurve,
+}
+
+/// The line that was written last.
+struct LastLine {
+    step: u64,
+    /// Its first byte in the file.
+    start: u64,
+    line: String,
 }
 
 impl MetricsLog {
@@ -141,26 +150,42 @@ impl MetricsLog {
         if !ended {
             file.write_all(b"\n").map_err(fail)?;
         }
-        Ok(MetricsLog { path: path.to_path_buf(), file, curve })
+        Ok(MetricsLog { path: path.to_path_buf(), file, last: None, curve })
     }
 
-    /// Appends a line. One that cannot be written whole is taken back.
+    /// Appends a line. The line of the same step, if it is the last, gets what it lacks: the evaluations behind a save. A line
+    /// that cannot be written whole is taken back.
     pub fn write(&mut self, metrics: &Metrics) -> Result<()> {
-        let loss = Some(metrics.loss).filter(|loss| loss.is_finite());
-        self.curve.training.extend(loss.map(|loss| (metrics.step, loss)));
-        self.curve.validation.extend(metrics.validation_loss.map(|loss| (metrics.step, loss)));
-        let line = serde_json::to_string(metrics)
-            .map_err(|error| Error::io(OPERATION, error.to_string()))?;
-        let mut append = || {
-            let before = self.file.metadata()?.len();
-            // At once, so that others can follow the file line by line.
-            let written = self.file.write_all(format!("{line}\n").as_bytes());
-            if written.is_err() {
-                output_file::truncate(&self.file, before)?;
-            }
-            written
+        let step = metrics.step;
+        let add = |points: &mut Vec<(u64, f64)>, loss: Option<f64>| {
+            let is_new = points.last().is_none_or(|(last, _)| *last != step);
+            points.extend(loss.filter(|_| is_new).map(|loss| (step, loss)));
         };
-        append().map_err(|error| unwritable(OPERATION, &self.path, &error))
+        add(&mut self.curve.training, Some(metrics.loss).filter(|loss| loss.is_finite()));
+        add(&mut self.curve.validation, metrics.validation_loss);
+        let line = serde_json::to_string(metrics)
+            .map_err(|error| Error::io(OPERATION, error.to_string()))?
+            + "\n";
+        let last = self.last.take().filter(|last| last.step == step);
+        let mut write = || {
+            let (start, same) = match &last {
+                Some(LastLine { start, line: last, .. }) => {
+                    let same = last.bytes().zip(line.bytes()).take_while(|(a, b)| a == b).count();
+                    output_file::truncate(&self.file, start + same as u64)?;
+                    (*start, same)
+                }
+                None => (self.file.metadata()?.len(), 0),
+            };
+            // At once, so that others can follow the file line by line.
+            let written = self.file.write_all(&line.as_bytes()[same..]);
+            if written.is_err() {
+                output_file::truncate(&self.file, start)?;
+            }
+            written.map(|()| start)
+        };
+        let start = write().map_err(|error| unwritable(OPERATION, &self.path, &error))?;
+        self.last = Some(LastLine { step, start, line });
+        Ok(())
     }
 }
 
@@ -252,106 +277,4 @@ fn is_begun(bytes: &[u8]) -> bool {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use std::os::unix::fs::PermissionsExt;
-
-    fn metrics(step: u64) -> Metrics {
-        Metrics {
-            step,
-            losses: BTreeMap::new(),
-            loss: 1.0 / step as f64,
-            lr: 1e-3,
-            grad_norm: f64::INFINITY,
-            loss_scale: None,
-            skipped: true,
-            bad_step: None,
-            rewound_to: None,
-            staleness: Vec::new(),
-            samples: 1,
-            tokens: 8,
-            step_ms: 1.0,
-            data_wait_ms: 0.0,
-            tokens_per_s: 8e3,
-            tflops: 1.0,
-            mem_peak_bytes: 1,
-            host_peak_bytes: None,
-            stragglers: None,
-            validation_loss: step.is_multiple_of(2).then_some(0.5),
-            validation_losses: BTreeMap::new(),
-            tasks: BTreeMap::new(),
-        }
-    }
-
-    fn lines(steps: std::ops::RangeInclusive<u64>) -> String {
-        steps.map(|step| serde_json::to_string(&metrics(step)).unwrap() + "\n").collect()
-    }
-
-    #[test]
-    fn only_later_lines_and_half_a_line_are_cut_off() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("new/metrics.jsonl");
-        let mut log = MetricsLog::open(&path, 0).unwrap();
-        (1..=5).for_each(|step| log.write(&metrics(step)).unwrap());
-        drop(log);
-        let whole = lines(1..=5);
-        assert_eq!(std::fs::read_to_string(&path).unwrap(), whole);
-        std::fs::set_permissions(&path, PermissionsExt::from_mode(0o640)).unwrap();
-        // Every way in which a killed process may have left it.
-        for length in 0..=whole.len() {
-            std::fs::write(&path, &whole[..length]).unwrap();
-            check_metrics(&path).unwrap();
-            assert_eq!(std::fs::read_to_string(&path).unwrap(), whole[..length]);
-            let mut log = MetricsLog::open(&path, 3).unwrap();
-            let steps = whole[..length].matches('}').count().min(3) as u64;
-            assert_eq!(log.curve.training.len() as u64, steps, "{length} bytes");
-            log.write(&metrics(steps + 1)).unwrap();
-            assert_eq!(std::fs::read_to_string(&path).unwrap(), lines(1..=steps + 1));
-        }
-        assert_eq!(path.metadata().unwrap().permissions().mode() & 0o777, 0o640);
-        let log = MetricsLog::open(Path::new("/dev/null"), 7).unwrap();
-        assert!(log.curve.training.is_empty());
-    }
-
-    #[test]
-    fn a_file_that_a_live_run_writes_is_refused_and_left() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("metrics.jsonl");
-        let mut log = MetricsLog::open(&path, 0).unwrap();
-        log.write(&metrics(1)).unwrap();
-        for refused in [check_metrics(&path).err(), MetricsLog::open(&path, 0).err()] {
-            let refused = refused.expect("it is in use").to_string();
-            assert!(refused.contains("metrics.jsonl is being written by another run"), "{refused}");
-        }
-        assert_eq!(std::fs::read_to_string(&path).unwrap(), lines(1..=1));
-        drop(log);
-        check_metrics(&path).unwrap();
-        assert_eq!(MetricsLog::open(&path, 1).unwrap().curve.training.len(), 1);
-        let null = Path::new("/dev/null");
-        let _both = [MetricsLog::open(null, 0).unwrap(), MetricsLog::open(null, 0).unwrap()];
-        check_metrics(null).unwrap();
-    }
-
-    #[test]
-    fn foreign_lines_are_named_and_left() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("notes");
-        for (text, line) in [
-            ("my notes".to_string(), 1),
-            ("\n".to_string(), 1),
-            (format!("{}{{\"step\":4,\"loss\":0.5}}\n", lines(1..=3)), 4),
-            (format!("{}# the end\n", lines(1..=3)), 4),
-            (lines(1..=2) + &lines(1..=2), 3),
-            (lines(1..=2) + "\u{0}\n", 3),
-        ] {
-            std::fs::write(&path, &text).unwrap();
-            // Even where they are behind what is cut off.
-            for step in [0, 9] {
-                let refused = MetricsLog::open(&path, step).err().expect("foreign").to_string();
-                assert!(refused.contains(&format!("notes, line {line}, is no line")), "{refused}");
-                assert_eq!(check_metrics(&path).unwrap_err().to_string(), refused);
-            }
-            assert_eq!(std::fs::read_to_string(&path).unwrap(), text);
-        }
-    }
-}
+mod tests;

@@ -100,6 +100,12 @@ impl<M: Model> Trainer<M> {
         Ok(())
     }
 
+    /// Errors, for `operation`, while ranks do not hold one state: updates are outstanding, or steps have failed.
+    pub(super) fn check_state(&self, operation: &'static str) -> Result<()> {
+        self.check_drained(operation)?;
+        self.check_window(operation)
+    }
+
     /// Errors, for `operation`, if steps without a flush have failed and no checkpoint was loaded since.
     pub(super) fn check_window(&self, operation: &'static str) -> Result<()> {
         if !self.window_failed {

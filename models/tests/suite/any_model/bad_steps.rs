@@ -3,7 +3,7 @@
 use ferrotron_models::checkpoint::{Checkpoint, Retention};
 use ferrotron_models::data::{Batch, Samples};
 use ferrotron_models::evaluate::Evaluation;
-use ferrotron_models::run::{Intervals, Metrics, Observer, RunConfig, RunData, run};
+use ferrotron_models::run::{Intervals, Metrics, Observer, RunConfig, RunData, read_metrics, run};
 use ferrotron_models::stop::StopFlag;
 use ferrotron_models::trainer::{BadStepConfig, OnBadStep, Trainer, TrainerConfig};
 use ferrotron_nn::{Scope, Sharding};
@@ -56,7 +56,13 @@ impl Observer for Watcher {
         self.0.push(metrics.clone());
     }
     fn evaluated(&mut self, _: u64, _: Option<&str>, _: &Evaluation) {}
-    fn saved(&mut self, _: &Path) {}
+    /// Whatever happens behind a save, the line of its step is there.
+    fn saved(&mut self, checkpoint: &Path) {
+        let (path, mut is_logged) = (checkpoint.parent().unwrap().join("metrics.jsonl"), false);
+        let is_its_step = |step: u64| checkpoint.ends_with(format!("iter_{step:07}"));
+        read_metrics(&path, |line| is_logged |= is_its_step(line.step)).unwrap();
+        assert!(is_logged, "{}", checkpoint.display());
+    }
     fn warning(&mut self, message: &str) {
         self.1.push(message.into());
     }
