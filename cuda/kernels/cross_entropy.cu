@@ -110,10 +110,14 @@ KERNEL(512, cross_entropy_backward)(T* logits, const void* classes, int type, Cr
     const Targets targets(config, classes, type);
     T* x = logits + row * width;
     const i64 target = local_target(targets, row, width);
+    if (target == IGNORED) {
+        // Apart from the other rows: the compiler loads element by element what only some rows need.
+        map_row(x, x, width, threadIdx.x, blockDim.x, [](u64, T, T) { return rounded<T>(A(0)); });
+        return;
+    }
     const A uniform = (A)(targets.smoothing / (double)targets.global * (double)*scale);
     const A peak = (A)((1 - targets.smoothing) * (double)*scale), log_sum = lse[row], factor = *scale;
     map_row(x, x, width, threadIdx.x, blockDim.x, [&](u64 j, T x, T) {
-        if (target == IGNORED) return rounded<T>(A(0));
         A dx = real::exp(widen(x) - log_sum) * factor - uniform;
         return rounded<T>((i64)j == target ? dx - peak : dx);
     });

@@ -90,6 +90,8 @@ pub struct BenchReport {
     pub launches_per_step: Option<f64>,
     /// Bytes of the pool in use after the last step.
     pub pool_bytes: usize,
+    /// Bytes that the pool took from the system during the timed steps: 0 once it is warm, since a GPU waits for more.
+    pub pool_growth: usize,
     /// Loss of the last timed step.
     pub last_loss: f64,
     /// Time by operation, if it was asked for.
@@ -133,7 +135,7 @@ pub fn bench(config: &BenchConfig, device: &Device) -> Result<BenchReport> {
     };
     steps(config.warmup + config.execution.first_steps())?;
     let launches = || device.gpu().map_or(0, |gpu| gpu.launches() + gpu.product_launches());
-    let before = launches();
+    let (before, warm) = (launches(), device.memory().reserved);
     let reports = steps(config.steps)?;
     let given = (launches() - before) as f64 / config.steps.max(1) as f64;
     let last_loss = reports.last().map_or(f64::NAN, |report| report.loss);
@@ -167,6 +169,7 @@ pub fn bench(config: &BenchConfig, device: &Device) -> Result<BenchReport> {
         peak_pool_mb: (memory.peak >> 20) as u64,
         launches_per_step: device.is_gpu().then_some(given),
         pool_bytes: memory.current,
+        pool_growth: memory.reserved.saturating_sub(warm),
         last_loss,
         profile,
     })

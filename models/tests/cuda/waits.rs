@@ -49,11 +49,14 @@ fn nobody_waits_for_a_gpu_before_its_numbers_are_read() -> Result<()> {
     ];
     for (index, (case, change)) in cases.into_iter().enumerate() {
         let what = format!("{}, case {index}", case.name);
-        let mut ahead = trainer(case, &Device::cuda(&gpu)?, change)?;
+        let device = Device::cuda(&gpu)?;
+        let mut ahead = trainer(case, &device, change)?;
         ahead.step(&Noise)?; // kernels are loaded, memory is there
-        let before = ferrotron_cuda_sim::waits();
+        let (before, reserved) = (ferrotron_cuda_sim::waits(), device.memory().reserved);
         (0..4).try_for_each(|_| ahead.step_async(&Noise))?;
         assert_eq!(ferrotron_cuda_sim::waits(), before, "{what}");
+        // More memory would take a GPU's time.
+        assert_eq!(device.memory().reserved, reserved, "{what}: the pool has grown");
         let reports = ahead.drain_reports(&Noise)?;
         // For the numbers of all steps, and whether an index was bad.
         let (waits, reads) = ferrotron_cuda_sim::waits();

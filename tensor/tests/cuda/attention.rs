@@ -56,7 +56,9 @@ impl Sizes {
         // As for the kernels alone: probabilities are rounded to the dtype, and weigh values up to 1; ds is rounded,
         // its sum over keys is that of dp - delta, of deviation sqrt(D) / 3, weighted with probabilities.
         let eps = dtype.epsilon();
-        let sums = DType::F32.epsilon() * (width * config.scale + keys / 16.0 + 16.0);
+        // Tensor cores add 16 products at a time, and may truncate each sum.
+        let truncated = (width / 16.0).max(1.0);
+        let sums = DType::F32.epsilon() * (truncated * width * config.scale + keys / 16.0 + 16.0);
         let gradient = eps * config.scale * 6.0 * width.sqrt() / 3.0 * kept;
         // The rounded out is what delta is computed from.
         let gradient = gradient + eps * width.sqrt() * config.scale;

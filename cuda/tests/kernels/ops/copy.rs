@@ -6,6 +6,7 @@ use ferrotron_tensor::ops::index::{gather, index_select};
 use ferrotron_tensor::ops::pointwise::where_cond;
 use ferrotron_tensor::{DType, Tensor};
 
+use super::far;
 use crate::simulator::Simulator;
 use crate::support::*;
 
@@ -20,6 +21,7 @@ pub fn check(simulator: &Simulator) {
         selected_slices(simulator, dtype);
         choices(simulator, dtype);
     }
+    far::copies(simulator);
 }
 
 /// Small integers, which every dtype represents.

@@ -1,4 +1,4 @@
-//! Tests of kernels: a file for each file of kernels, and one for the rules with one momentum.
+//! Tests of kernels: a file for each file of kernels, one for the rules with one momentum, and one for far operands.
 
 mod adafactor;
 mod adamw;
@@ -13,6 +13,7 @@ mod copy;
 mod cross_entropy;
 mod dropout;
 mod ema;
+mod far;
 mod index;
 mod momentum;
 mod norm;

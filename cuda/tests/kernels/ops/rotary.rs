@@ -1,5 +1,6 @@
 use ferrotron_tensor::ops::rotary::{Direction, RotaryTable, rotary};
 
+use super::far;
 use crate::simulator::Simulator;
 use crate::support::*;
 
@@ -48,4 +49,5 @@ pub fn check(simulator: &Simulator) {
             }
         }
     }
+    far::rotations(simulator);
 }
