@@ -282,8 +282,9 @@ pub(in crate::collective::host) mod tests {
 
     #[test]
     fn changed_repeated_left_out_and_foreign_records_do_not_open() {
+        type Damage = fn(&mut Vec<u8>, usize);
         let record = LENGTH + 100 + TAG;
-        let damages: [(&str, fn(&mut Vec<u8>, usize)); 7] = [
+        let damages: [(&str, Damage); 7] = [
             ("a bit of the payload", |sealed, _| sealed[50] ^= 1),
             ("a bit of the tag", |sealed, record| sealed[record - 1] ^= 0x80),
             ("a shorter length", |sealed, _| sealed[0] -= 1),
