@@ -90,7 +90,7 @@ pub(super) unsafe fn tile<
         let mask = V::first(tile.last_lanes);
         let mut sums = [[V::splat(V::Scalar::ZERO); N]; R];
         match V::FULL {
-            Some(full) if [R, N] == FULL_TILE && M::PLAIN => {
+            Some(full) if [R, N] == FULL_TILE && M::PLAIN && depth > 0 => {
                 // The same type, by the condition.
                 let sums = (&raw mut sums).cast::<[[V; FULL_TILE[1]]; FULL_TILE[0]]>();
                 full(&Steps { depth, a, a_row, a_step, b, b_step }, &mut *sums);

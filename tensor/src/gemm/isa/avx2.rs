@@ -324,7 +324,7 @@ mod tests {
     #[test]
     fn sums_of_a_full_microtile_stay_in_registers() {
         if !Isa::available().any(|isa| isa == Isa::Avx2) {
-            return println!("skipped: needs AVX2");
+            return println!("not on this processor: it lacks AVX2");
         }
         // 12 multiply-adds, 3 vectors of columns, 4 factors, and 4 for the loop.
         for (dtype, found) in [("f32", per_step::<f32>(24)), ("f64", per_step::<f64>(12))] {
