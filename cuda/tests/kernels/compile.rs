@@ -1,16 +1,19 @@
-//! Compiles every kernel, for every element type, to machine code for one generation of GPUs, and those that use tensor
-//! cores for three. All numbers must be in registers, but for the kernels of a list.
+//! Compiles every kernel, for every element type, to machine code for one generation of GPUs, and for bf16 for three. All
+//! numbers must be in registers, but for the kernels of a list, and what else the machine code is stands in a table.
 
 use ferrotron_cuda::compile::cubin;
 use ferrotron_cuda::cubin_cache::CubinCache;
 use ferrotron_cuda::kernels::{self, ElementType, FILES, KernelSource};
 use ferrotron_cuda::library::Search;
 use ferrotron_cuda::nvrtc::{Architecture, Nvrtc};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use ferrotron_tensor::ops::table::kernel_rows;
+
+use crate::machine_code::{Facts, compare, disassembler, facts};
 
 /// A100, H100 and H200, B200.
 const ARCHITECTURES: [Architecture; 3] = [
@@ -33,6 +36,10 @@ const STACK: &[(&str, &str)] = &[
     ("attention_backward_queries_dropout_128_f16", DROPOUT),
     ("attention_bias/attention_backward_bias_64_bf16", TIGHT),
     ("attention_bias/attention_backward_keys_64_bf16", TIGHT),
+    ("attention_bias/attention_backward_keys_64_f16", TIGHT),
+    ("attention_bias/attention_backward_keys_128_bf16", TIGHT),
+    ("attention_bias/attention_backward_keys_128_f16", TIGHT),
+    ("attention_bias/attention_backward_queries_dropout_64_bf16", DROPOUT),
     ("attention_bias/attention_128_bf16", TIGHT),
     ("attention_bias/attention_128_f16", TIGHT),
     ("attention_bias/attention_backward_bias_dropout_64_bf16", DROPOUT),
@@ -48,6 +55,7 @@ const STACK: &[(&str, &str)] = &[
     ("attention_bias/attention_dropout_128_bf16", TIGHT),
     ("attention_bias/attention_dropout_128_f16", TIGHT),
     ("attention_rows/attention_rows_backward_bias_dropout_f64", TIGHT),
+    ("attention_rows/attention_rows_backward_bias_f32", TIGHT),
     ("attention_rows/attention_rows_backward_bias_f64", TIGHT),
     ("attention_rows/attention_rows_backward_keys_f32", TIGHT),
     ("attention_rows/attention_rows_backward_queries_dropout_f32", TIGHT),
@@ -57,6 +65,7 @@ const STACK: &[(&str, &str)] = &[
     ("attention_rows_f64", RARE),
     ("cos_backward_f64", ANGLE),
     ("cos_f64", ANGLE),
+    ("cross_entropy/cross_entropy_backward_f64", RARE),
     ("exp_f64", RARE),
     ("log_softmax_backward_f64", RARE),
     ("norm/layer_norm_wide_bf16", TIGHT),
@@ -97,17 +106,35 @@ fn kernels_compile_and_spill_only_where_listed() {
         .flat_map(|(file, element)| ARCHITECTURES.map(|architecture| (file, element, architecture)))
         .filter(|&(file, element, architecture)| generation(file, element, architecture))
         .collect();
+    let tool = disassembler(nvrtc.path());
+    if tool.is_none() {
+        println!(
+            "skipped: the table of machine code: no nvdisasm (pip install nvidia-cuda-nvdisasm)"
+        );
+    }
     let (next, spilled) = (AtomicUsize::new(0), Mutex::new(BTreeSet::new()));
+    let known: Mutex<BTreeMap<String, BTreeMap<Architecture, Facts>>> = Mutex::default();
     let work = || {
         while let Some(&(file, element, architecture)) = jobs.get(next.fetch_add(1, Relaxed)) {
-            let found = compile(&nvrtc, file, element, architecture, &rows);
+            let tool = tool.as_deref().filter(|_| in_table(file, element, architecture));
+            let (found, facts) = compile(&nvrtc, tool, (file, element, &rows), architecture);
             spilled.lock().unwrap().extend(found);
+            let mut known = known.lock().unwrap();
+            for (name, facts) in facts {
+                known
+                    .entry(format!("{}/{name}", file.name))
+                    .or_default()
+                    .insert(architecture, facts);
+            }
         }
     };
     std::thread::scope(|scope| {
         let threads: Vec<_> = (0..2).map(|_| scope.spawn(work)).collect();
         threads.into_iter().for_each(|thread| thread.join().unwrap());
     });
+    if tool.is_some() {
+        compare(nvrtc.version(), &known.into_inner().unwrap());
+    }
     // Of one file, or of all.
     let named = |name: &str| {
         let entry = name.rsplit('/').next();
@@ -118,22 +145,37 @@ fn kernels_compile_and_spill_only_where_listed() {
     assert!(spilled.is_empty(), "{spilled:#?}");
 }
 
-/// Whether the test compiles a file for a generation: plain CUDA for the one in the middle, tensor cores for all. There
-/// bf16 stands for the oldest and the newest and f16, which takes the same registers, for the one in the middle, since a
-/// compilation takes up to a minute.
+/// Whether the test compiles a file for a generation: plain CUDA for the one in the middle, and what the table shows.
 fn generation(file: &KernelSource, element: ElementType, architecture: Architecture) -> bool {
-    let tensor_cores = file.text.contains("#include \"mma.cuh\"");
-    (architecture == ARCHITECTURES[1]) != (tensor_cores && element == ElementType::BF16)
+    let plain = architecture == ARCHITECTURES[1] && !uses_tensor_cores(file);
+    plain || in_table(file, element, architecture)
 }
 
-/// Compiles, and returns the kernels that need memory for numbers, with what the compiler says about them.
+/// Whether the table shows a file for a type and a generation: one type, bf16 if it can be. Of tensor cores bf16 stands for
+/// the oldest and the newest generation and f16, which takes the same registers, for the one in the middle, since a
+/// compilation takes up to a minute.
+fn in_table(file: &KernelSource, element: ElementType, architecture: Architecture) -> bool {
+    let middle = architecture == ARCHITECTURES[1];
+    let best = match uses_tensor_cores(file) && middle {
+        true => ElementType::F16,
+        false => ElementType::BF16,
+    };
+    let stands = [best, ElementType::F32].into_iter().find(|one| file.types.contains(one));
+    element == stands.unwrap_or(file.types[0])
+}
+
+fn uses_tensor_cores(file: &KernelSource) -> bool {
+    file.text.contains("#include \"mma.cuh\"")
+}
+
+/// Compiles, and returns the kernels that need memory for numbers, with what the compiler says about them; and, with the
+/// tool, what the machine code is.
 fn compile(
     nvrtc: &Nvrtc,
-    file: &KernelSource,
-    element: ElementType,
+    tool: Option<&Path>,
+    (file, element, rows): (&KernelSource, ElementType, &str),
     architecture: Architecture,
-    rows: &str,
-) -> Vec<(String, String)> {
+) -> (Vec<(String, String)>, BTreeMap<String, Facts>) {
     let what = format!("{} {} {architecture}", file.name, element.name());
     let source = file.source(element, if file.name == "pointwise" { rows } else { "" });
     let mut options = Nvrtc::options(architecture, file.options);
@@ -153,14 +195,19 @@ fn compile(
         lines.next().unwrap_or_default().replace("ptxas", "").trim_matches([' ', '.']).to_string()
     };
     let clean = "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads";
-    let entries = kernels::entries(&source).into_iter().map(|(_, entry)| entry);
-    entries
+    let kernels = kernels::entries(&source);
+    let module = (&cubin.bytes[..], &cubin.log[..]);
+    let facts = tool.map(|tool| facts(tool, architecture, module, &kernels)).unwrap_or_default();
+    let spilled = kernels
+        .into_iter()
+        .map(|(_, entry)| entry)
         .map(|entry| (entry.clone(), properties(&entry)))
         .filter(|(_, properties)| properties != clean)
         .map(|(entry, properties)| {
             (format!("{}/{entry}", file.name), format!("{architecture}: {properties}"))
         })
-        .collect()
+        .collect();
+    (spilled, facts)
 }
 
 #[test]

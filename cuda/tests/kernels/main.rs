@@ -3,6 +3,7 @@
 //! each with one mistake, must fail.
 
 mod compile;
+mod machine_code;
 mod mutants;
 mod ops;
 mod simulator;

@@ -1,0 +1,333 @@
+//! Reads what the compiler made of kernels: registers and memory from its log, and instructions from the disassembler,
+//! `nvdisasm`. The numbers of every kernel are a table in the repository.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use ferrotron_cuda::nvrtc::Architecture;
+
+/// Set to write the table anew.
+const UPDATE: &str = "UPDATE_MACHINE_CODE";
+
+/// What one kernel is for one generation of GPUs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Facts {
+    registers: u32,
+    /// Bytes stored to local memory because registers are too few.
+    spilled: u32,
+    /// Bytes of shared memory, fixed and, for tiles of attention, given by the host.
+    shared: u32,
+    /// Blocks that a multiprocessor holds at once.
+    blocks: u32,
+    /// Instructions that load and store 128 bits of global memory.
+    wide: [usize; 2],
+    inner: Option<Loop>,
+}
+
+/// The loop that multiplies on tensor cores.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Loop {
+    /// Products of 16 x 16 by 16 x 8.
+    products: usize,
+    /// Loads of four 8 x 8 matrices from shared memory.
+    matrices: usize,
+    /// Copies of 16 bytes from global to shared memory.
+    copies: usize,
+    /// Exponentials, reciprocals and the like.
+    special: usize,
+    /// All instructions.
+    all: usize,
+    /// Instructions of the shortest way through the loop that does all products: without what only masks, caps or rare
+    /// arguments need. `None` where no way forward does them all, since an inner loop lies behind the products.
+    least: Option<usize>,
+}
+
+/// Kernels whose loads and stores, or loads alone, must be of 128 bits: those that mostly move memory, by file. `*` is
+/// every kernel of the file.
+const WIDE: &[(&str, &str, [bool; 2])] = &[
+    ("adamw", "adamw adamw_wide adamw_master adamw_master_wide", [true, true]),
+    ("cast", "cast_to_f16 cast_to_bf16", [true, true]),
+    ("copy", "copy index_select", [true, true]),
+    ("cross_entropy", "cross_entropy cross_entropy_shard", [true, false]),
+    ("cross_entropy", "cross_entropy_backward", [true, true]),
+    (
+        "norm",
+        "layer_norm layer_norm_wide rms_norm rms_norm_wide layer_norm_backward_input \
+         layer_norm_wide_backward_input rms_norm_backward_input rms_norm_wide_backward_input \
+         layer_norm_backward_partials rms_norm_backward_partials",
+        [true, true],
+    ),
+    ("pointwise", "*", [true, true]),
+    ("reduce", "sum_rows max_rows sum_exp_rows argmax_rows", [true, false]),
+    ("rotary", "rotary", [true, true]),
+    ("softmax", "*", [true, true]),
+];
+
+/// The disassembler beside the compiler's library, or on the path.
+pub fn disassembler(nvrtc: &Path) -> Option<PathBuf> {
+    let beside = nvrtc.parent()?.with_file_name("bin").join("nvdisasm");
+    let candidates = [beside, "nvdisasm".into()];
+    let runs = |tool: &PathBuf| Command::new(tool).arg("--version").output().is_ok();
+    candidates.into_iter().find(runs)
+}
+
+/// The facts of each kernel of a module, by name without the element type. `kernels` are threads per block and names.
+pub fn facts(
+    disassembler: &Path,
+    architecture: Architecture,
+    (cubin, log): (&[u8], &str),
+    kernels: &[(u32, String)],
+) -> BTreeMap<String, Facts> {
+    let mut file = tempfile::NamedTempFile::new().unwrap();
+    std::io::Write::write_all(&mut file, cubin).unwrap();
+    let out = Command::new(disassembler).arg("-c").arg(file.path()).output().unwrap();
+    assert!(out.status.success(), "nvdisasm: {}", String::from_utf8_lossy(&out.stderr));
+    let text = String::from_utf8_lossy(&out.stdout);
+    let sections: HashMap<&str, &str> =
+        text.split("\n.text.").skip(1).filter_map(|section| section.split_once(':')).collect();
+    let of = |(threads, entry): &(u32, String)| {
+        let code = Code::parse(sections.get(entry.as_str()).expect("a section for each kernel"));
+        let name = entry.rsplit_once('_').unwrap().0.to_string();
+        let mut facts = Facts { wide: code.wide(), inner: code.inner_loop(), ..Facts::default() };
+        let mut lines = log.lines().skip_while(|line| !line.ends_with(&format!("for {entry}")));
+        let properties = lines.nth(1).unwrap_or_default();
+        let used = lines.next().unwrap_or_default();
+        facts.spilled = number_before(properties, " bytes spill stores").unwrap();
+        facts.registers = number_before(used, " registers").unwrap();
+        facts.shared = number_before(used, " bytes smem").unwrap_or(0) + tiles(&name);
+        facts.blocks = blocks(architecture, *threads, &facts);
+        (name, facts)
+    };
+    kernels.iter().map(of).collect()
+}
+
+fn number_before(line: &str, unit: &str) -> Option<u32> {
+    line.split(unit).next().filter(|rest| rest.len() < line.len())?.rsplit(' ').next()?.parse().ok()
+}
+
+/// Bytes of tiles that the host asks for: rows of D + 8 elements of 2 bytes (`tensor/src/cuda/attention.rs`).
+fn tiles(name: &str) -> u32 {
+    let width = match name.rsplit_once('_') {
+        Some((_, "64")) => 64,
+        Some((_, "128")) => 128,
+        _ => return 0,
+    };
+    let rows = match name {
+        name if name.contains("backward_keys") => 128 + 2 * if width == 64 { 64 } else { 32 },
+        name if name.contains("backward") => 256,
+        _ => 192,
+    };
+    rows * (width + 8) * 2
+}
+
+/// Blocks that fit on a multiprocessor at once (CUDA C++ Programming Guide, "Technical Specifications per Compute
+/// Capability"): four quarters with 16384 registers, given out by 256 for each warp; 64 warps; 32 blocks; and 164 or
+/// 228 KiB of shared memory, of which each block takes 1 KiB besides its own.
+fn blocks(architecture: Architecture, threads: u32, facts: &Facts) -> u32 {
+    let warps = threads.div_ceil(32);
+    let registers = (facts.registers * 32).next_multiple_of(256);
+    let by_registers = 4 * (16384 / registers) / warps;
+    let shared = if architecture.major == 8 { 164 << 10 } else { 228 << 10 };
+    let by_shared = shared / ((facts.shared + 1024).next_multiple_of(128));
+    by_registers.min(by_shared).min(64 / warps).min(32)
+}
+
+/// The instructions of a kernel, and where labels point.
+struct Code<'a> {
+    instructions: Vec<&'a str>,
+    labels: HashMap<&'a str, usize>,
+}
+
+impl<'a> Code<'a> {
+    fn parse(section: &'a str) -> Code<'a> {
+        let (mut instructions, mut labels) = (Vec::new(), HashMap::new());
+        for line in section.lines().map(str::trim) {
+            if let Some(label) = line.strip_suffix(':').filter(|label| label.starts_with(".L_")) {
+                labels.insert(label, instructions.len());
+            } else if let Some((_, instruction)) =
+                line.strip_prefix("/*").and_then(|rest| rest.split_once("*/"))
+            {
+                // A line with the second half of an encoding has no instruction.
+                if !instruction.trim().is_empty() {
+                    instructions.push(instruction.trim());
+                }
+            }
+        }
+        Code { instructions, labels }
+    }
+
+    /// The operation of an instruction, without the predicate that guards it.
+    fn operation(instruction: &str) -> &str {
+        let mut words = instruction.split_whitespace();
+        words.find(|word| !word.starts_with('@')).unwrap_or_default()
+    }
+
+    fn count(&self, range: std::ops::Range<usize>, what: impl Fn(&str) -> bool) -> usize {
+        self.instructions[range].iter().filter(|one| what(Code::operation(one))).count()
+    }
+
+    fn wide(&self) -> [usize; 2] {
+        ["LDG", "STG"].map(|operation| {
+            let wide = |name: &str| {
+                let mut parts = name.trim_end_matches(';').split('.');
+                parts.next() == Some(operation) && parts.any(|part| part == "128")
+            };
+            self.count(0..self.instructions.len(), wide)
+        })
+    }
+
+    /// Where an instruction branches to, and whether it always does.
+    fn branch(&self, at: usize) -> Option<(usize, bool)> {
+        let instruction = self.instructions[at];
+        if !Code::operation(instruction).starts_with("BRA") {
+            return None;
+        }
+        let (before, label) = instruction.split_once("`(")?;
+        let target = *self.labels.get(label.split(')').next()?)?;
+        let operands = before.rsplit("BRA").next().unwrap_or_default();
+        Some((target, !instruction.starts_with('@') && !operands.contains('P')))
+    }
+
+    /// The shortest loop that has products on tensor cores.
+    fn inner_loop(&self) -> Option<Loop> {
+        let product = |name: &str| name.starts_with("HMMA");
+        let loops = (0..self.instructions.len()).filter_map(|end| {
+            let (start, _) = self.branch(end)?;
+            (start <= end && self.count(start..end, product) > 0).then_some(start..end + 1)
+        });
+        let range = loops.min_by_key(|range| range.len())?;
+        let count = |prefix: &str| self.count(range.clone(), |name| name.starts_with(prefix));
+        Some(Loop {
+            products: count("HMMA"),
+            matrices: count("LDSM"),
+            copies: count("LDGSTS"),
+            special: count("MUFU"),
+            all: range.len(),
+            least: self.shortest(range.clone(), count("HMMA")),
+        })
+    }
+
+    /// Instructions of the shortest way from the first to the last that has all products on tensor cores. Branches go
+    /// forward: what they skip may be several iterations of an inner loop, of which one is counted.
+    fn shortest(&self, range: std::ops::Range<usize>, all: usize) -> Option<usize> {
+        let mut best: Vec<Option<(usize, usize)>> = vec![None; range.len()]; // products, instructions
+        best[0] = Some((0, 0));
+        let (first, last) = (range.start, range.len() - 1);
+        for at in 0..last {
+            let Some((products, length)) = best[at] else { continue };
+            let instruction = self.instructions[first + at];
+            let own = usize::from(Code::operation(instruction).starts_with("HMMA"));
+            let mut reach = |to: usize| {
+                let here = (products + own, length + 1);
+                let better = |there: (usize, usize)| {
+                    here.0 > there.0 || here.0 == there.0 && here.1 < there.1
+                };
+                if to > at && to <= last && best[to].is_none_or(better) {
+                    best[to] = Some(here);
+                }
+            };
+            let branch = self.branch(first + at);
+            if let Some((target, _)) = branch
+                && target >= first
+            {
+                reach(target - first);
+            }
+            if !branch.is_some_and(|(_, always)| always) {
+                reach(at + 1);
+            }
+        }
+        best[last].filter(|&(products, _)| products == all).map(|(_, length)| length + 1)
+    }
+}
+
+/// Compares facts, by "file/kernel" and generation, with the claims, and those of the table's compiler with the table.
+pub fn compare(version: (u32, u32), all: &BTreeMap<String, BTreeMap<Architecture, Facts>>) {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/kernels/machine_code.txt");
+    let made = table(version, all);
+    if std::env::var_os(UPDATE).is_some() {
+        std::fs::write(&path, &made).unwrap();
+    }
+    let mut narrow = Vec::new();
+    for (file, kernels, [loads, stores]) in WIDE {
+        let own = |name: &&String| {
+            let (of, kernel) = name.split_once('/').unwrap();
+            of == *file && (*kernels == "*" || kernels.split_whitespace().any(|one| one == kernel))
+        };
+        let found: Vec<_> = all.keys().filter(own).collect();
+        assert!(!found.is_empty(), "{file} has no kernel called {kernels}");
+        for name in found {
+            for (architecture, facts) in &all[name] {
+                if *loads && facts.wide[0] == 0 || *stores && facts.wide[1] == 0 {
+                    narrow.push(format!("{name} on {architecture}: {:?}", facts.wide));
+                }
+            }
+        }
+    }
+    assert!(
+        narrow.is_empty(),
+        "these move few bytes at once, as 128-bit loads and stores: {narrow:#?}"
+    );
+    let kept = std::fs::read_to_string(&path).unwrap();
+    if kept.lines().next() != made.lines().next() {
+        return println!("the table of machine code is another compiler's, and not compared");
+    }
+    let only = |left: &str, right: &str, sign: &str| -> String {
+        let lines = left.lines().filter(|line| !right.lines().any(|other| other == *line));
+        lines.map(|line| format!("{sign} {line}\n")).collect()
+    };
+    let (gone, new) = (only(&kept, &made, "-"), only(&made, &kept, "+"));
+    assert!(
+        kept == made,
+        "the machine code has changed; {UPDATE}=1 writes {} anew:\n{gone}{new}",
+        path.display()
+    );
+}
+
+fn table(
+    (major, minor): (u32, u32),
+    all: &BTreeMap<String, BTreeMap<Architecture, Facts>>,
+) -> String {
+    let generations: BTreeSet<&Architecture> = all.values().flat_map(BTreeMap::keys).collect();
+    let generations: Vec<String> = generations.into_iter().map(ToString::to_string).collect();
+    let mut out = format!(
+        "NVRTC {major}.{minor}, bf16 (f32, f64 or i64 for kernels without it; f16 for tensor cores of sm_90)\n\n\
+         Registers, bytes spilled, bytes of shared memory, blocks on a multiprocessor, 128-bit loads and stores of global\n\
+         memory; for {}.\n\n",
+        generations.join(", ")
+    );
+    let mut row =
+        |name: &str, facts: &BTreeMap<Architecture, Facts>, text: &dyn Fn(&Facts) -> String| {
+            let columns: Vec<String> = facts.values().map(text).collect();
+            out.push_str(&format!("{name:52} {}\n", columns.join(" | ")));
+        };
+    for (name, facts) in all {
+        row(name, facts, &|Facts {
+                               registers,
+                               spilled,
+                               shared,
+                               blocks,
+                               wide: [loads, stores],
+                               ..
+                           }| {
+            format!("{registers:3} {spilled:3} {shared:6} {blocks:2} {loads:2} {stores:2}")
+        });
+    }
+    row("", &BTreeMap::new(), &|_| String::new());
+    let title =
+        "Tensor cores: HMMA, LDSM, LDGSTS, MUFU, all and least instructions of an iteration.";
+    row(title, &BTreeMap::new(), &|_| String::new());
+    row("", &BTreeMap::new(), &|_| String::new());
+    for (name, facts) in
+        all.iter().filter(|(_, facts)| facts.values().any(|one| one.inner.is_some()))
+    {
+        row(name, facts, &|facts| match facts.inner {
+            None => "-".to_string(),
+            Some(Loop { products, matrices, copies, special, all, least }) => {
+                let least = least.map_or("-".to_string(), |least| least.to_string());
+                format!("{products:3} {matrices:3} {copies:2} {special:3} {all:4} {least:4}")
+            }
+        });
+    }
+    out.lines().map(|line| format!("{}\n", line.trim_end())).collect()
+}
