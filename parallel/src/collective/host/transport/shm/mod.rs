@@ -328,7 +328,7 @@ mod tests {
             sleeps(&writer);
             block_on(writer.space(1)).unwrap()[0] = 9;
             writer.commit().unwrap();
-            sleeps(&writer); // for the second piece, which does not come, or still for the first
+            sleeps(&writer); // for the second piece, which does not come
             drop(writer);
             let (byte, error) = receiver.join().unwrap();
             assert_eq!(byte, [9]);
