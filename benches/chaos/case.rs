@@ -2,7 +2,7 @@
 
 use ferrotron::tensor::RandomKey;
 
-/// What happens to a job.
+/// A fault that meets a job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// SIGKILL of a rank.
@@ -101,7 +101,7 @@ pub struct Case {
     pub number: u64,
     pub kind: Kind,
     pub layout: &'static Layout,
-    /// How many starts of the job are disturbed: one or two.
+    /// The number of starts of the job that are disturbed: one or two.
     pub disturbed: usize,
     key: RandomKey,
 }

@@ -25,7 +25,7 @@ const OPTIONS: &str = "train --data ../text.txt --save run --load run --save-int
     --micro-batch-size 1 --global-batch-size 8 --threads 1 --eval-interval 0 --eval-iters 0 --sample-length 0 \
     --log-interval 0 --distributed-timeout-minutes 1";
 
-/// How a job is started.
+/// The settings with which a job is started.
 pub struct Start<'a> {
     pub layout: &'a Layout,
     /// The working folder; the run is in `run` in it.

@@ -41,7 +41,7 @@ struct Shared {
     pieces: AtomicU64,
 }
 
-/// How long pieces wait.
+/// The time that pieces wait.
 #[derive(Default)]
 struct Delays {
     /// A link on which nothing passes until then.

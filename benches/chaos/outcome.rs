@@ -1,4 +1,4 @@
-//! What came of the cases: one line of JSON each, and tables of all of them.
+//! The outcomes of cases: one line of JSON each, and tables of all of them.
 
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
@@ -8,7 +8,7 @@ use std::path::Path;
 
 use super::case::{Case, Kind};
 
-/// What came of a case.
+/// The outcome of a case.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Outcome {
     pub case: u64,
@@ -19,7 +19,7 @@ pub struct Outcome {
     pub faults: Vec<Fault>,
     /// Seconds of the whole case.
     pub seconds: f64,
-    /// What is wrong, if anything is.
+    /// The difference from an undisturbed run, or the end that came too late, if there is one.
     pub error: Option<String>,
 }
 
@@ -32,7 +32,7 @@ pub struct Fault {
     pub step: u64,
     /// Whether the job was there.
     pub met: bool,
-    /// What it happened to.
+    /// The processes or links that it met.
     pub victim: String,
     /// The exit codes of the launcher, or of all ranks.
     pub codes: Vec<Option<i32>>,

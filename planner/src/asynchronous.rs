@@ -120,7 +120,7 @@ mod tests {
     const SEQ_LENGTH: usize = 16;
     const DEVICE: PlannedDevice = PlannedDevice::Cpu { threads: 1 };
 
-    /// What a rank does with the sums of a step, by its number from 0 on. Calls of one step beside each other are one.
+    /// The use that a rank makes of the sums of a step, by its number from 0 on. Calls of one step beside each other are one.
     #[derive(Debug, Clone, Copy, PartialEq, Eq)]
     enum Event {
         Start(usize),

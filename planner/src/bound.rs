@@ -26,7 +26,7 @@ pub(crate) struct BlockCost {
     pub(crate) seconds: f64,
     /// Forward alone.
     pub(crate) forward: f64,
-    /// What the last stage has beside its blocks, forward and backward.
+    /// Seconds of the last stage beside its blocks, forward and backward.
     pub(crate) head: f64,
     /// Memory with all states.
     pub(crate) memory: RankMemory,

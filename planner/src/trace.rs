@@ -19,11 +19,11 @@ pub struct Mark {
     pub start: f64,
     /// End in seconds.
     pub end: f64,
-    /// What it is about.
+    /// The arguments of the event.
     pub about: About,
 }
 
-/// What a span is about: the arguments of its event.
+/// The subject of a span: the arguments of its event.
 #[derive(Debug, Clone, PartialEq)]
 pub enum About {
     /// Nothing that its name does not say.

@@ -1,4 +1,4 @@
-//! What the options of `train` make of the loop over steps.
+//! The configuration of the loop over steps, from the options of `train`.
 
 use ferrotron::Result;
 use ferrotron::models::run::{Intervals, RunConfig};

@@ -10,7 +10,7 @@ use tempfile::TempDir;
 /// Time in which a program ends after a signal.
 const SOON: Duration = Duration::from_secs(2);
 
-/// What is added where other work goes on: these tests run at once, on as few as two processors, and a save waits for the
+/// The time that is added where other work goes on: these tests run at once, on as few as two processors, and a save waits for the
 /// disk behind what others write. With eleven processes for each two processors the slowest end took 0.55 s; this leaves
 /// room for nine times as many.
 const BUSY: Duration = Duration::from_secs(3);

@@ -37,7 +37,7 @@ struct Case<'a> {
     ema_decay: Option<f64>,
     windows: usize,
     load: Option<&'a Path>,
-    /// Where each window is saved.
+    /// The folder in which each window is saved.
     save: Option<&'a Path>,
 }
 

@@ -279,7 +279,7 @@ impl MatmulPlan {
 // SAFETY: descriptors are host memory that only the plan uses.
 unsafe impl Send for MatmulPlan {}
 
-/// What an algorithm may need, and the alignments that it may rely on.
+/// The workspace that an algorithm may take, and the alignments that it may rely on.
 pub(super) fn preference(
     functions: &Functions,
     shape: &Shape,

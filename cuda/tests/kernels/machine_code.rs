@@ -10,7 +10,7 @@ use ferrotron_cuda::nvrtc::Architecture;
 /// Set to write the table anew.
 const UPDATE: &str = "UPDATE_MACHINE_CODE";
 
-/// What one kernel is for one generation of GPUs.
+/// The numbers of one kernel's code for one generation of GPUs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Facts {
     registers: u32,
@@ -177,7 +177,7 @@ impl<'a> Code<'a> {
         })
     }
 
-    /// Where an instruction branches to, and whether it always does.
+    /// The target of a branch, and whether it is always taken.
     fn branch(&self, at: usize) -> Option<(usize, bool)> {
         let instruction = self.instructions[at];
         if !Code::operation(instruction).starts_with("BRA") {

@@ -53,7 +53,7 @@ impl Cutter {
         if has_token { Ok(true) } else { encoded.map(|()| false) }
     }
 
-    /// Why a text, at this level, would take too much memory, if it would.
+    /// The reason for which a text, at this level, would take too much memory, if it would.
     ///
     /// # Errors
     /// The errors of [`Tokenizer::encode`].

@@ -8,7 +8,7 @@ use crate::collective::Group;
 /// Bytes of a [`digest`](crate::agreement::digest): its hexadecimal digits.
 const DIGEST: usize = 16;
 
-/// How the digests of several ranks compare.
+/// The result of comparing the digests of several ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Comparison {
     /// No rank has one.

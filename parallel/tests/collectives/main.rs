@@ -112,7 +112,7 @@ for_every_backend! {
     shared_memory Backend::SharedMemory;
 }
 
-/// What is sealed goes through TCP as everything else does: what is the same from there on is not tried again.
+/// Sealed pieces go through TCP as all others do: the cases that are the same from there on are not tried again.
 mod sealed_tcp {
     use crate::worlds::Backend;
     const BACKEND: Backend = Backend::SealedTcp;

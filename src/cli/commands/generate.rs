@@ -103,7 +103,7 @@ fn tokenizer_of<'a>(loaded: &'a Loaded<Gpt>, path: &Path) -> Result<&'a Tokenize
     })
 }
 
-/// What all ranks must know alike.
+/// The facts that all ranks must have alike.
 fn facts(requests: &[GenerationRequest]) -> Facts {
     let mut hasher = DefaultHasher::new();
     requests.iter().for_each(|request| request.prompt.hash(&mut hasher));

@@ -144,7 +144,7 @@ struct PreparedRun<M: TrainedModel> {
     resumed: Option<Checkpoint>,
     tokenizer: Tokenizer,
     run: memory::MemoryEstimator<M>,
-    /// What all pipeline stages take; until [`PreparedRun::share_stages`], a rank knows its own.
+    /// The memory of all pipeline stages; until [`PreparedRun::share_stages`], a rank knows its own.
     stages: Vec<StageMemory>,
     /// The progress with which it begins.
     start: TrainState,

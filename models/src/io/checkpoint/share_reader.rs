@@ -104,7 +104,7 @@ impl Current {
     }
 }
 
-/// What a rank knows of the files of a plan, from the bytes that it and those before it have read.
+/// The state of the files of a plan on one rank, from the bytes that it and those before it have read.
 pub(super) struct Checked {
     /// Files that are as they should be.
     pub files: usize,

@@ -1,4 +1,4 @@
-//! What ranks tell one another between two steps, in the call that counts the samples of the next one.
+//! Requests that ranks tell one another between two steps, in the call that counts the samples of the next one.
 
 use ferrotron_tensor::Result;
 use std::time::Instant;

@@ -1,4 +1,4 @@
-//! Which ranks are slower than others, and at what.
+//! The slowest rank of each phase of a step.
 
 use ferrotron_parallel::collective::Reduction;
 use ferrotron_tensor::{Result, Tensor};

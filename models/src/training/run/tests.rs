@@ -180,7 +180,7 @@ fn a_step_has_two_small_calls_over_all_ranks() {
     }
 }
 
-/// What is read for a step that was left out, or behind another one, is not used.
+/// Samples that were read for a step that was left out, or behind another one, are not used.
 #[test]
 fn a_step_that_was_left_out_is_begun_anew() -> Result<()> {
     let samples = Delayed { reading: Duration::ZERO, working: Duration::ZERO };

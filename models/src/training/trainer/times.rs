@@ -1,4 +1,4 @@
-//! What a rank spends its time on.
+//! The times that a rank spends on computing, on others and on data.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use std::time::Duration;
 pub struct RankTimes {
     /// Number of the steps.
     pub steps: u64,
-    /// What is not in the other two. With tensors on a GPU, the host's time.
+    /// The rest of the time. With tensors on a GPU, the host's time.
     pub compute: Duration,
     /// Waiting for other ranks, and for what they send: see
     /// [`waited_during`](ferrotron_parallel::collective::waited_during).

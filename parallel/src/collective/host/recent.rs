@@ -1,4 +1,4 @@
-//! What was closed last. Programs make and drop groups for as long as they run, so that not all can be remembered.
+//! The groups that were closed last. Programs make and drop groups for as long as they run, so that not all can be remembered.
 
 use std::collections::{HashSet, VecDeque};
 use std::hash::Hash;

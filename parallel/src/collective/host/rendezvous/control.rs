@@ -68,7 +68,7 @@ pub struct Control {
     /// Messages written, and their bytes.
     messages: AtomicU64,
     bytes: AtomicU64,
-    /// When each neighbour has last sent anything.
+    /// The moment at which each neighbour has last sent anything.
     heard: Mutex<BTreeMap<usize, Instant>>,
     heartbeats: AtomicU64,
 }

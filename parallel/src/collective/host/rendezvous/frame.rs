@@ -119,7 +119,7 @@ pub enum Body {
         /// The answer.
         answer: Answer,
     },
-    /// Which ranks on your side of the tree do not answer, or have not entered a call?
+    /// Asks for the ranks on the other's side of the tree that do not answer, or have not entered a call.
     Count {
         /// The call.
         query: Option<Query>,

@@ -228,7 +228,7 @@ async fn all_connected(
     )))
 }
 
-/// Why the world has failed, as the error of the rendezvous.
+/// The reason for which the world has failed, as the error of the rendezvous.
 pub fn reason(shared: &WorldHealth) -> Error {
     match shared.check() {
         Ok(()) => failed("the world has failed".to_string()),

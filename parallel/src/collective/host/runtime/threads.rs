@@ -182,7 +182,7 @@ mod tests {
     use tokio::runtime::Builder;
     use tokio::task::LocalSet;
 
-    /// How often each of eight ranks runs until all have ended `op` of a small buffer, if they take turns.
+    /// The number of times that each of eight ranks runs until all have ended `op` of a small buffer, if they take turns.
     fn turns(op: Op) -> Vec<usize> {
         let (ranks, numel) = ([0, 1, 2, 3, 4, 5, 6, 7], 800);
         let call = Call { op, dtype: DType::F32, len: numel, unit: 1, site: Location::caller() };

@@ -23,7 +23,7 @@ fn run<T>(future: impl Future<Output = T>) -> Option<T> {
     Some(LocalSet::new().block_on(&runtime, future))
 }
 
-/// What neighbours may write, behind a byte with the neighbour's number.
+/// Messages that neighbours may write, behind a byte with the neighbour's number.
 pub fn message_seeds() -> Vec<Vec<u8>> {
     let entry = Entry { kind: Kind::Call, number: 1 };
     let query = Some(Query { group: 7, members: Members::new(&[1, 5, 9]), entry });

@@ -160,7 +160,7 @@ fn ten_thousand_ranks_name_the_one_that_is_stopped_in_four_messages_a_rank() {
     });
 }
 
-/// Why a rank's world has failed.
+/// The reason for which a rank's world has failed.
 fn reason(rank: &Control) -> String {
     rank.shared.check().expect_err("the world has failed").to_string()
 }
