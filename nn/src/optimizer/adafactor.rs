@@ -14,7 +14,7 @@ use ferrotron_tensor::{DType, Device, Error, Result, Tensor};
 
 use super::block::Block;
 use super::check::{fractions, non_negative};
-use super::rule::{StepTensors, UpdateRule, UpdateStep};
+use super::rule::{StepTensors, UpdateRule, UpdateStep, updates_in_one_pass};
 use super::shard_exchange::{ExchangeSize, ShardedSum};
 use super::shard_unit::ShardUnit;
 use super::state::StateSpec;
@@ -260,26 +260,7 @@ impl UpdateRule for AdafactorConfig {
         lengths.into_iter().map(sum).collect()
     }
 
-    fn update(
-        &self,
-        weights: &mut Tensor,
-        gradient: &Tensor,
-        states: &mut [&mut Tensor],
-        step: &UpdateStep,
-    ) -> Result<()> {
-        self.pass(weights, gradient, states, None, step)
-    }
-
-    fn update_and_round(
-        &self,
-        weights: &mut Tensor,
-        gradient: &Tensor,
-        states: &mut [&mut Tensor],
-        rounded: Rounded,
-        step: &UpdateStep,
-    ) -> Result<()> {
-        self.pass(weights, gradient, states, Some(rounded), step)
-    }
+    updates_in_one_pass!(Self::pass);
 }
 
 /// The sums of one block: local first, then global.

@@ -5,7 +5,7 @@ use ferrotron_tensor::ops::rounded::Rounded;
 use ferrotron_tensor::{Result, Tensor};
 
 use super::check::{fractions, non_negative};
-use super::rule::{UpdateRule, UpdateStep};
+use super::rule::{UpdateRule, UpdateStep, updates_in_one_pass};
 use super::state::StateSpec;
 
 impl UpdateRule for Lion {
@@ -26,26 +26,7 @@ impl UpdateRule for Lion {
         true
     }
 
-    fn update(
-        &self,
-        weights: &mut Tensor,
-        gradient: &Tensor,
-        states: &mut [&mut Tensor],
-        step: &UpdateStep,
-    ) -> Result<()> {
-        pass(self, weights, gradient, states, None, step)
-    }
-
-    fn update_and_round(
-        &self,
-        weights: &mut Tensor,
-        gradient: &Tensor,
-        states: &mut [&mut Tensor],
-        rounded: Rounded,
-        step: &UpdateStep,
-    ) -> Result<()> {
-        pass(self, weights, gradient, states, Some(rounded), step)
-    }
+    updates_in_one_pass!(pass);
 }
 
 /// One pass over weights, gradients and momentum, and over the rounded weights if there are any.

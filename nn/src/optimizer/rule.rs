@@ -9,6 +9,33 @@ use super::shard_exchange::{ExchangeSize, ShardExchange, ShardedSum};
 use super::shard_unit::ShardUnit;
 use super::state::StateSpec;
 
+/// Defines both updates of a rule by one pass over its tensors, which takes the rounded weights if there are any.
+macro_rules! updates_in_one_pass {
+    ($pass:path) => {
+        fn update(
+            &self,
+            weights: &mut ferrotron_tensor::Tensor,
+            gradient: &ferrotron_tensor::Tensor,
+            states: &mut [&mut ferrotron_tensor::Tensor],
+            step: &$crate::optimizer::UpdateStep,
+        ) -> ferrotron_tensor::Result<()> {
+            $pass(self, weights, gradient, states, None, step)
+        }
+
+        fn update_and_round(
+            &self,
+            weights: &mut ferrotron_tensor::Tensor,
+            gradient: &ferrotron_tensor::Tensor,
+            states: &mut [&mut ferrotron_tensor::Tensor],
+            rounded: ferrotron_tensor::ops::rounded::Rounded,
+            step: &$crate::optimizer::UpdateStep,
+        ) -> ferrotron_tensor::Result<()> {
+            $pass(self, weights, gradient, states, Some(rounded), step)
+        }
+    };
+}
+pub(super) use updates_in_one_pass;
+
 /// A rule by which an [`Optimizer`](super::Optimizer) changes weights: the state that it keeps of each parameter, and
 /// one step.
 ///
