@@ -53,10 +53,13 @@ fn of_mpirun_and_torchrun() {
         ("torchrun", "--nproc-per-node 2 --no-python"),
     ] {
         let Some(launcher) = tool(name) else { continue };
-        both_train(|path, _, line| {
+        both_train(|path, job, line| {
             let inner = command(path, line);
+            // Two runs of Open MPI 4 that start at the same time can both want to make their common folder of sessions.
+            let sessions = path.join(format!("sessions{job}"));
+            std::fs::create_dir(&sessions).unwrap();
             let mut outer = Command::new(&launcher);
-            outer.current_dir(path).args(words.split_whitespace());
+            outer.current_dir(path).env("TMPDIR", &sessions).args(words.split_whitespace());
             if name == "torchrun" {
                 // The port behind one of its own choice may be that of a connection.
                 outer.arg(format!("--master-port={}", port()));
