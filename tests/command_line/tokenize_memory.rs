@@ -3,6 +3,7 @@
 use super::models_and_data::refused;
 use super::tokenize::{write_long_words, written};
 use super::{ferrotron, succeeded};
+use std::io::Write;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -41,6 +42,11 @@ fn memory_does_not_grow_with_the_input_or_its_documents() {
     let line = format!("{}\n", serde_json::json!({ "text": text }));
     std::fs::write(path.join("large.jsonl"), line.repeat(4)).unwrap();
     std::fs::write(path.join("line.txt"), text.repeat(2)).unwrap();
+    // 145 MB, which fill the largest window.
+    let mut encoder = zstd::Encoder::new(Vec::new(), 1).unwrap();
+    encoder.window_log(27).unwrap();
+    (0..5).for_each(|_| encoder.write_all(line.as_bytes()).unwrap());
+    std::fs::write(path.join("window.jsonl.zst"), encoder.finish().unwrap()).unwrap();
     // Two words of 6 MB, and one of 29 MB that is soon encoded.
     write_long_words(&path.join("words.jsonl"), 6_000_000, 2);
     let word = serde_json::json!({ "text": " ".repeat(29_000_000) });
@@ -59,6 +65,7 @@ fn memory_does_not_grow_with_the_input_or_its_documents() {
         ("--input words.jsonl --workers 2", 110),
         ("--input word.jsonl --workers 2", 140),
         ("--input large.jsonl --workers 4", 200),
+        ("--input window.jsonl.zst --workers 2", 300),
         ("--input large.jsonl --workers 4 --tokenizer byte", 200),
         ("--input line.txt --workers 2 --tokenizer byte", 60),
         ("--input numbers.jsonl --workers 2", 90),

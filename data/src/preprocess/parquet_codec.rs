@@ -4,9 +4,9 @@ use super::parquet_header::{byte, damaged, varint};
 use flate2::bufread::MultiGzDecoder;
 use parquet::basic::Compression;
 use parquet::errors::Result;
-use ruzstd::decoding::{BlockDecodingStrategy::UptoBytes, FrameDecoder};
 use std::fmt::Display;
 use std::io::{BufRead, Read, Take};
+use zstd::stream::read::Decoder;
 
 /// The codecs that are read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -38,16 +38,24 @@ pub fn decompress(codec: Codec, body: &mut Take<impl BufRead>, out: &mut [u8]) -
     match codec {
         Codec::Plain => body.read_exact(out).map_err(|_| fewer())?,
         Codec::Snappy => snappy(body, out)?,
-        Codec::Gzip => {
-            let mut decoder = MultiGzDecoder::new(&mut *body);
-            decoder.read_exact(out).map_err(|error| wrong(&error))?;
-            if decoder.read(&mut [0]).map_err(|error| wrong(&error))? > 0 {
-                return Err(more());
-            }
+        Codec::Gzip => fill(out, MultiGzDecoder::new(body))?,
+        Codec::Zstd => {
+            let mut decoder = Decoder::with_buffer(body)?;
+            // Its window is no larger than the page, and goes with it.
+            decoder.window_log_max(31)?;
+            fill(out, decoder)?;
         }
-        Codec::Zstd => zstd(body, out)?,
     }
     Ok(())
+}
+
+/// Reads all that a decoder gives.
+fn fill(out: &mut [u8], mut decoder: impl Read) -> Result<()> {
+    decoder.read_exact(out).map_err(|error| wrong(&error))?;
+    match decoder.read(&mut [0]).map_err(|error| wrong(&error))? {
+        0 => Ok(()),
+        _ => Err(more()),
+    }
 }
 
 fn wrong(error: &dyn Display) -> parquet::errors::ParquetError {
@@ -60,24 +68,6 @@ fn more() -> parquet::errors::ParquetError {
 
 fn fewer() -> parquet::errors::ParquetError {
     damaged("a page has fewer bytes than its header says")
-}
-
-fn zstd(body: &mut Take<impl BufRead>, mut out: &mut [u8]) -> Result<()> {
-    // Its window is as large as the page, and goes with it.
-    let mut decoder = FrameDecoder::new();
-    while body.limit() > 0 {
-        decoder.reset(&mut *body).map_err(|error| wrong(&error))?;
-        while !decoder.is_finished() {
-            let decoded = decoder.decode_blocks(&mut *body, UptoBytes(1 << 20));
-            decoded.map_err(|error| wrong(&error))?;
-            let read = decoder.read(out)?;
-            out = &mut out[read..];
-            if decoder.can_collect() > 0 {
-                return Err(more());
-            }
-        }
-    }
-    if out.is_empty() { Ok(()) } else { Err(fewer()) }
 }
 
 /// Decodes a block of Snappy's format: its length, then literals and copies of bytes that are decoded already. The crate

@@ -99,6 +99,16 @@ fn return_large_blocks() {
     }
 }
 
+/// Gives back to the system what the allocator keeps of memory that was freed: a vocabulary was read from a file of many
+/// small strings.
+fn return_freed_memory() {
+    #[cfg(all(target_os = "linux", target_env = "gnu"))]
+    // SAFETY: it touches no memory that is in use, and may be called at any time.
+    unsafe {
+        libc::malloc_trim(0);
+    }
+}
+
 /// Writes token files, or verifies them. The exit code is that of an interrupted program if a signal came.
 pub fn tokenize(args: &TokenizeArgs) -> Result<ExitCode> {
     return_large_blocks();
@@ -156,6 +166,7 @@ pub fn tokenize(args: &TokenizeArgs) -> Result<ExitCode> {
             "--tokenizer: char is built of a training text: take byte, gpt2 or a tokenizer.json, as that of a checkpoint",
         ))
     })?;
+    return_freed_memory();
     let mut progress = ByteProgress::new();
     let report = preprocess(&config, &tokenizer, &stop, &mut |now| {
         let found = format!("{} documents  {} tokens", now.documents, now.tokens);

@@ -8,7 +8,6 @@ use parquet::data_type::{ByteArray, ByteArrayType};
 use parquet::file::properties::WriterProperties;
 use parquet::file::writer::SerializedFileWriter;
 use parquet::schema::parser::parse_message_type;
-use ruzstd::encoding::{CompressionLevel, compress_to_vec};
 use std::io::Write;
 use std::sync::Arc;
 
@@ -38,7 +37,7 @@ fn gzip(bytes: &[u8]) -> Vec<u8> {
 }
 
 fn zstd(bytes: &[u8]) -> Vec<u8> {
-    compress_to_vec(bytes, CompressionLevel::Fastest)
+    ::zstd::encode_all(bytes, 1).unwrap()
 }
 
 /// Writes a column of strings, some of them null, in row groups of `group` rows.
@@ -339,12 +338,12 @@ fn a_window_that_needs_much_memory_is_refused() {
     let path = folder.path();
     let by_window = [0x28, 0xB5, 0x2F, 0xFD, 0, 17 << 3 | 1, 1, 0, 0].to_vec();
     let by_size = [&[0x28, 0xB5, 0x2F, 0xFD, 0xE0][..], &(1_u64 << 28).to_le_bytes()].concat();
-    for (frame, window) in [(by_window, 150_994_944), (by_size, 268_435_456)] {
+    for frame in [by_window, by_size] {
         let whole = zstd(b"{\"text\": \"a\"}\n");
         std::fs::write(path.join("a.jsonl.zst"), [whole, frame].concat()).unwrap();
         let line = refused(&config(path, "a.jsonl.zst"), &Tokenizer::Byte);
-        let want = format!("a.jsonl.zst': it has a window of {window} bytes, more than 134217728");
-        assert!(line.contains(&want) && line.contains("--long=27"), "{line}");
+        let want = "a.jsonl.zst': it has a window of more than 134217728 bytes";
+        assert!(line.contains(want) && line.contains("--long=27"), "{line}");
         forget(path);
     }
 }
