@@ -184,7 +184,7 @@ impl Space {
         let data = self.gpus / (tensor * context * pipeline);
         let samples = self.global_batch / data;
         let sizes = (0..).map(|power| 1 << power).take_while(|size| *size <= samples.min(MOST));
-        // A pipeline has several micro-batches in flight, whose gradients and weights are not sharded.
+        // In a pipeline stages 2 and 3 reduce the gradients of each micro-batch: many times the bytes of stage 1.
         let most_zero = match (data * context, pipeline) {
             (1, _) => 0,
             (_, 1) => 3,

@@ -48,7 +48,7 @@ pub trait TrainedModel: Model {
     fn export(&self, family: Option<&str>, folder: &Path, read: &mut ReadParam) -> Result<()>;
 
     /// The bytes that this rank sends in a step, if they are known before.
-    fn traffic(trainer: &Trainer<Self>, seq_length: usize) -> Option<StepTraffic>;
+    fn traffic(trainer: &Trainer<Self>, seq_length: usize) -> Result<Option<StepTraffic>>;
 
     /// Opens the data; `warn` is told of files that are left out.
     fn open(
@@ -125,8 +125,8 @@ impl TrainedModel for Gpt {
         hugging_face::export_from(self, family, folder, read)
     }
 
-    fn traffic(trainer: &Trainer<Gpt>, seq_length: usize) -> Option<StepTraffic> {
-        Some(expected_traffic(trainer, seq_length))
+    fn traffic(trainer: &Trainer<Gpt>, seq_length: usize) -> Result<Option<StepTraffic>> {
+        Ok(Some(expected_traffic(trainer, seq_length)?))
     }
 
     fn open(
@@ -209,8 +209,8 @@ impl TrainedModel for Bert {
         hugging_face::bert::export_from(self, family, folder, read)
     }
 
-    fn traffic(_: &Trainer<Bert>, _: usize) -> Option<StepTraffic> {
-        None
+    fn traffic(_: &Trainer<Bert>, _: usize) -> Result<Option<StepTraffic>> {
+        Ok(None)
     }
 
     fn open(

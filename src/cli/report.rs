@@ -44,7 +44,7 @@ pub fn before<M: TrainedModel>(
         let trained = trainer.buffers().numel();
         output::note(&format!("rank 0 trains {trained} parameters; {frozen} are frozen"));
     }
-    if let Some(lines) = layout_lines(trainer, config.seq_length) {
+    if let Some(lines) = layout_lines(trainer, config.seq_length)? {
         output::note(&lines);
     }
     let memory = memory_limits::largest(stages).memory;
@@ -76,8 +76,14 @@ fn place(args: &TrainArgs, device: &Device) -> Result<String> {
 }
 
 /// Describes the layout of several ranks, and the bytes that they will send.
-fn layout_lines<M: TrainedModel>(trainer: &Trainer<M>, seq_length: usize) -> Option<String> {
+fn layout_lines<M: TrainedModel>(
+    trainer: &Trainer<M>,
+    seq_length: usize,
+) -> Result<Option<String>> {
     let layout = trainer.mesh().layout();
+    if layout.world() == 1 {
+        return Ok(None);
+    }
     let [tp, cp, dp, pp] = Axis::ALL.map(|axis| layout.size(axis));
     let parallel = &trainer.config().parallel;
     let chunks = match parallel.chunks {
@@ -86,20 +92,18 @@ fn layout_lines<M: TrainedModel>(trainer: &Trainer<M>, seq_length: usize) -> Opt
     };
     let microbatches =
         trainer.config().batch_size.microbatches(trainer.progress().consumed_samples);
-    (layout.world() > 1).then(|| {
-        let frozen = !trainer.buffers().frozen().is_empty();
-        let every = parallel.data_parallel.synchronize_every;
-        let sent = M::traffic(trainer, seq_length).map(|traffic| sent(traffic, frozen, every));
-        let sent = sent.map_or(String::new(), |sent| format!("\nrank 0 sends {sent}"));
-        format!(
-            "{} ranks: tensor {tp} x context {cp} x data {dp} x pipeline {pp} ({}{chunks}), ZeRO {}, \
-             {microbatches} x {} samples a step on each data-parallel rank{sent}",
-            layout.world(),
-            parallel.pipeline_schedule,
-            parallel.data_parallel.sharding as usize,
-            trainer.config().batch_size.micro_batch_size(),
-        )
-    })
+    let frozen = !trainer.buffers().frozen().is_empty();
+    let every = parallel.data_parallel.synchronize_every;
+    let sent = M::traffic(trainer, seq_length)?.map(|traffic| sent(traffic, frozen, every));
+    let sent = sent.map_or(String::new(), |sent| format!("\nrank 0 sends {sent}"));
+    Ok(Some(format!(
+        "{} ranks: tensor {tp} x context {cp} x data {dp} x pipeline {pp} ({}{chunks}), ZeRO {}, \
+         {microbatches} x {} samples a step on each data-parallel rank{sent}",
+        layout.world(),
+        parallel.pipeline_schedule,
+        parallel.data_parallel.sharding as usize,
+        trainer.config().batch_size.micro_batch_size(),
+    )))
 }
 
 /// Says in words how much a rank sends in a step; replicas that take steps of their own are averaged every so many.

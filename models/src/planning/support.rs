@@ -14,10 +14,11 @@
 //! | distributed region inputs without tensor parallelism, with sequence parallelism, or of positions that tp does not divide | nothing to distribute; they are sharded evenly |
 //! | a schedule that [`pipeline::unsupported_reason`] rejects | see there |
 //! | a schedule without a flush, tied embeddings | stages that share them are updated at different times |
+//! | sharded gradients or weights in a pipeline, a schedule that splits the backward or has no flush | it completes the gradients of several micro-batches together; it keeps versions of whole weights |
 //! | sharding or local SGD that [`data_parallel::unsupported_reason`] rejects | see there |
 
 use ferrotron_autograd::ZeroEncoding;
-use ferrotron_nn::{AttentionConfig, Axis};
+use ferrotron_nn::{AttentionConfig, Axis, Sharding};
 use ferrotron_parallel::data_parallel;
 use ferrotron_parallel::mesh::ParallelDims;
 use ferrotron_parallel::pipeline::{self, PipelineConfig};
@@ -218,6 +219,21 @@ fn unsupported_reason(plan: &ParallelismCheck) -> Option<String> {
     if let Some(remedy) = remedy.filter(|_| !schedule.kind.flushes() && pp > 1) {
         return Some(schedule.kind.refuses_tied_embeddings(remedy));
     }
+    let sharding = parallel.data_parallel.sharding;
+    if sharding >= Sharding::Gradients
+        && pp > 1
+        && (schedule.kind.splits_backward() || !schedule.kind.flushes())
+    {
+        let why = match schedule.kind.flushes() {
+            true => "completes the gradients of several micro-batches together",
+            false => "keeps several versions of whole weights",
+        };
+        return Some(format!(
+            "ZeRO stage {} reduces the gradients of each micro-batch when they are complete, and {} {why}: use stage 0 or 1, \
+             or the schedule 1f1b",
+            sharding as usize, schedule.kind
+        ));
+    }
     pipeline::unsupported_reason(&schedule)
         .or_else(|| data_parallel::unsupported_reason(&parallel.data_parallel, &layout))
 }
@@ -227,7 +243,6 @@ mod tests {
     use super::*;
     use crate::model::gpt::{Recompute, RecomputeMethod, RecomputeModules};
     use ferrotron_autograd::ActivationCompressionConfig;
-    use ferrotron_nn::Sharding;
     use ferrotron_parallel::data_parallel::DataParallelConfig;
     use ferrotron_parallel::pipeline::ScheduleKind;
 
@@ -247,6 +262,9 @@ mod tests {
             },
             ..ParallelConfig::default()
         };
+        let [split, unflushed] = [ScheduleKind::ZbH1, ScheduleKind::PipeDream2Bw]
+            .map(|pipeline_schedule| ParallelConfig { pipeline_schedule, ..zero });
+        let untied = GptConfig { tie_embeddings: false, ..model.clone() };
         let recompute = |recompute| ParallelConfig { recompute, ..plain };
         let full = |layers, inputs| {
             recompute(Recompute::Full { method: RecomputeMethod::Uniform, layers, inputs })
@@ -299,10 +317,8 @@ mod tests {
                 },
                 "distribute-saved-activations needs seq-length 15",
             ),
-            (
-                plan(&model, (1, 1, 2), &zero, 64),
-                "ZeRO stage 2 reduces gradients after each micro-batch",
-            ),
+            (plan(&model, (1, 1, 2), &split, 64), "and zb-h1 completes the gradients of several"),
+            (plan(&untied, (1, 1, 2), &unflushed, 64), "and pipedream-2bw keeps several versions"),
         ] {
             let error = check(&plan).unwrap_err().to_string();
             assert!(error.contains(part) && !error.contains('\n'), "{error}");
@@ -310,6 +326,7 @@ mod tests {
         for good in [
             plan(&model, (2, 2, 4), &plain, 64),
             plan(&model, (1, 1, 1), &zero, 7),
+            plan(&model, (1, 1, 2), &zero, 64),
             plan(&model, (1, 1, 1), &three, 64),
             plan(&model, (1, 1, 1), &offloaded, 64),
             plan(&relu, (1, 1, 2), &sparse, 64),

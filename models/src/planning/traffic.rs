@@ -18,8 +18,9 @@
 //! [`DataParallel::expected_traffic`]: ferrotron_parallel::data_parallel::DataParallel::expected_traffic
 
 use ferrotron_nn::Axis;
+use ferrotron_parallel::pipeline::{PipelineConfig, PipelineSchedule};
 use ferrotron_parallel::tensor_parallel::SequenceParallel;
-use ferrotron_tensor::partition_range;
+use ferrotron_tensor::{Result, partition_range};
 
 use crate::model::gpt::{Gpt, RegionInputs};
 use crate::training::trainer::Trainer;
@@ -42,7 +43,10 @@ pub struct StepTraffic {
 }
 
 /// The bytes that this rank sends in its next step over sequences of `seq_length`.
-pub fn expected_traffic(trainer: &Trainer<Gpt>, seq_length: usize) -> StepTraffic {
+///
+/// # Errors
+/// A pipeline schedule that cannot be made for the micro-batches of that step.
+pub fn expected_traffic(trainer: &Trainer<Gpt>, seq_length: usize) -> Result<StepTraffic> {
     let (model, mesh) = (trainer.model(), trainer.mesh());
     let (tp, cp) = (mesh.axis(Axis::Tensor), mesh.axis(Axis::Context));
     let sizes = &trainer.config().batch_size;
@@ -85,19 +89,29 @@ pub fn expected_traffic(trainer: &Trainer<Gpt>, seq_length: usize) -> StepTraffi
     let width = trainer.scope().dtype().size();
     let bytes = |elements: usize| (elements * microbatches * width) as u64;
     let accumulated = |numbers: usize| (numbers * microbatches * width.max(4)) as u64;
-    let sharded = trainer.data_parallel().expected_traffic(microbatches, 1);
+    let schedule = PipelineSchedule::new(&PipelineConfig {
+        kind: parallel.pipeline_schedule,
+        stages: mesh.axis(Axis::Pipeline).size(),
+        microbatches,
+        chunks: parallel.chunks,
+    })?;
+    let instructions = schedule.instructions(mesh.axis(Axis::Pipeline).rank());
+    let sent = |steps| {
+        trainer.data_parallel().expected_pipeline_traffic(instructions, microbatches, steps)
+    };
+    let sharded = sent(1);
     let average = match parallel.data_parallel.synchronize_every {
         1 => 0,
-        every => trainer.data_parallel().expected_traffic(microbatches, every).batch,
+        every => sent(every).batch,
     };
-    StepTraffic {
+    Ok(StepTraffic {
         tensor: bytes(layers) + accumulated(joined),
         context: bytes(rings * key_values),
         pipeline: bytes(messages * (activation / t)),
         data: sharded.batch + sharded.holders,
         optimizer: trainer.data_parallel().expected_shard_exchanges(trainer.optimizer()),
         average,
-    }
+    })
 }
 
 #[cfg(test)]
@@ -117,7 +131,7 @@ mod tests {
     use ferrotron_parallel::data_parallel::DataParallelConfig;
     use ferrotron_parallel::mesh::{Mesh, ParallelDims};
     use ferrotron_parallel::pipeline::ScheduleKind;
-    use ferrotron_tensor::{DType, Device, Result};
+    use ferrotron_tensor::{DType, Device};
 
     const SEQ_LENGTH: usize = 16;
 
@@ -182,7 +196,7 @@ mod tests {
         let found = run_threads(ranks, &WorldConfig::default(), |world| {
             let mesh = Mesh::new(&world, layout, sequence)?;
             let mut trainer = trainer(&mesh, parallel, numbers)?;
-            let want = expected_traffic(&trainer, SEQ_LENGTH);
+            let want = expected_traffic(&trainer, SEQ_LENGTH)?;
             trainer.step(&Counting)?;
             Ok((counted(&mesh), want))
         });
@@ -308,6 +322,10 @@ mod tests {
             chunks: 2,
             ..ParallelConfig::default()
         };
+        let in_chunks = |sharding| ParallelConfig {
+            data_parallel: zero(sharding, keep).data_parallel,
+            ..interleaved
+        };
         let plain = ParallelConfig::default();
         let (off, on) = (SequenceParallel::Off, SequenceParallel::On);
         for (ranks, axes, sequence, parallel) in [
@@ -331,6 +349,11 @@ mod tests {
             (4, (2, 1, 1), on, zero(Sharding::Weights, keep)),
             (4, (2, 1, 1), on, zero(Sharding::Weights, again)),
             (4, (1, 2, 1), off, zero(Sharding::Weights, again)),
+            (4, (1, 1, 2), off, zero(Sharding::Gradients, keep)),
+            (4, (1, 1, 2), off, zero(Sharding::Weights, again)),
+            (8, (2, 1, 2), on, zero(Sharding::Weights, keep)),
+            (4, (1, 1, 2), off, in_chunks(Sharding::Gradients)),
+            (4, (1, 1, 2), off, in_chunks(Sharding::Weights)),
             (2, (2, 1, 1), off, with(first)),
             (2, (2, 1, 1), off, distributed(RecomputeMethod::Uniform, 1)),
             (4, (2, 1, 2), off, distributed(RecomputeMethod::Uniform, 1)),

@@ -105,6 +105,8 @@ fn it_leaves_out_the_gradients_and_moments_of_frozen_parameters() {
             ([1, 1, 2, 1], Sharding::Gradients),
             ([1, 1, 2, 1], Sharding::Weights),
             ([2, 1, 1, 2], Sharding::None),
+            ([1, 1, 2, 2], Sharding::Gradients),
+            ([1, 1, 2, 2], Sharding::Weights),
         ] {
             for recompute in [Recompute::None, Recompute::FULL] {
                 let dtype = if recompute == Recompute::None { DType::BF16 } else { DType::F32 };
@@ -280,6 +282,12 @@ fn it_is_with_many_micro_batches() {
                 continue;
             }
             cases.push(Case { schedule, sizes: [1, 1, 1, stages], microbatches: 16, ..PLAIN });
+            if stages == 2 && !schedule.splits_backward() {
+                for sharding in [Sharding::Gradients, Sharding::Weights] {
+                    let sizes = [1, 1, 2, stages];
+                    cases.push(Case { schedule, sizes, sharding, microbatches: 8, ..PLAIN });
+                }
+            }
         }
     }
     let model = GptConfig::gpt2(VOCAB, 8, 32, 4, SEQ_LENGTH);

@@ -60,6 +60,13 @@ impl ParamAndGradBuffer {
 
     /// Like [`ParamAndGradBuffer::new`], with bounded bucket sizes and optional sharding.
     pub fn with_config(params: &[Param], config: &BufferConfig) -> Result<ParamAndGradBuffer> {
+        Self::with_chunks(&[params], config)
+    }
+
+    /// Like [`ParamAndGradBuffer::with_config`], for the chunks of a model, whose gradients backward completes apart: no
+    /// bucket has parameters of two.
+    pub fn with_chunks(chunks: &[&[Param]], config: &BufferConfig) -> Result<ParamAndGradBuffer> {
+        let params = &chunks.concat();
         if params.is_empty() {
             let message = "there is no parameter to train: `Module::visit` meets none";
             return Err(Error::config("parameters", message));
@@ -82,8 +89,13 @@ impl ParamAndGradBuffer {
             Sharding::None => HashMap::new(),
             _ => owners(params.iter().filter(by_parameter), config),
         };
-        let groups = buckets(&params, config)
-            .into_iter()
+        let trained = |chunk: &&[Param]| -> Vec<Param> {
+            chunk.iter().filter(|param| param.is_trainable()).cloned().collect()
+        };
+        let groups = chunks
+            .iter()
+            .rev()
+            .flat_map(|chunk| buckets(&trained(chunk), config))
             .map(|bucket| {
                 let owner = |param: &Param| owners.get(param.name()).copied();
                 let owners = bucket.iter().filter_map(owner).collect();

@@ -91,7 +91,6 @@ pub enum ReplicaCheck {
 ///
 /// | rejected | reason |
 /// |---|---|
-/// | sharded gradients or weights, more than one pipeline stage | buckets are reduced after each micro-batch, but a pipeline has several in flight |
 /// | a bucket of no elements | no parameter fits |
 /// | `synchronize_every` 0 | the period must be positive |
 /// | `synchronize_every > 1`, any sharding | ranks would own shards of different weights |
@@ -106,20 +105,14 @@ pub enum ReplicaCheck {
 /// use ferrotron_parallel::data_parallel::{DataParallelConfig, unsupported_reason};
 /// use ferrotron_parallel::mesh::ParallelDims;
 /// let config = DataParallelConfig { sharding: Sharding::Gradients, ..DataParallelConfig::default() };
-/// assert!(unsupported_reason(&config, &ParallelDims::new(4, 1, 1, 1)?).is_none());
-/// assert!(unsupported_reason(&config, &ParallelDims::new(4, 1, 1, 2)?).unwrap().contains("pipeline"));
+/// assert!(unsupported_reason(&config, &ParallelDims::new(4, 1, 1, 2)?).is_none());
+/// let config = DataParallelConfig { synchronize_every: 8, ..config };
+/// assert!(unsupported_reason(&config, &ParallelDims::new(4, 1, 1, 1)?).unwrap().contains("ZeRO stage 2"));
 /// # Ok::<(), ferrotron_tensor::Error>(())
 /// ```
 pub fn unsupported_reason(config: &DataParallelConfig, layout: &ParallelDims) -> Option<String> {
     let DataParallelConfig { sharding, bucket_numel, synchronize_every, .. } = *config;
-    let (stages, context) = (layout.size(Axis::Pipeline), layout.size(Axis::Context));
-    if sharding >= Sharding::Gradients && stages > 1 {
-        return Some(format!(
-            "ZeRO stage {} reduces gradients after each micro-batch and does not go with {stages} pipeline stages; \
-             use stage 0 or 1",
-            sharding as usize
-        ));
-    }
+    let context = layout.size(Axis::Context);
     if bucket_numel == Some(0) {
         return Some("buckets need at least 1 element, got 0".to_string());
     }

@@ -11,6 +11,9 @@
 //! | `Gradients` | reduce-scatter, every micro-batch | all-gather | (m + 1) Psi |
 //! | `Weights` | reduce-scatter, every micro-batch; all-gather of weights in forward and in backward | - | 3 m Psi |
 //!
+//! In a pipeline a micro-batch's gradients are those of one chunk of the stage, so no bucket spans two chunks, and weights
+//! are gathered in the order in which the schedule runs chunks.
+//!
 //! `Weights` sends less than that, since two buckets stay gathered between forward and backward:
 //! [`DataParallel::expected_traffic`] computes the exact bytes.
 //!
@@ -28,6 +31,7 @@ mod digests;
 mod equal_ranks;
 mod facts;
 mod gradient_parts;
+mod module_params;
 mod outstanding;
 mod reductions;
 mod replicas;
@@ -46,10 +50,9 @@ pub use traffic::ExpectedTraffic;
 
 use ferrotron_autograd::{Leaf, lock};
 use ferrotron_nn::{
-    Axis, BufferConfig, Module, Param, ParamAndGradBucket, ParamAndGradBuffer, Sharding,
+    Axis, BufferConfig, Module, Param, ParamAndGradBucket, ParamAndGradBuffer, Sharding, Unused,
 };
 use ferrotron_tensor::{DType, Device, Error, Result, Tensor};
-use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
@@ -58,6 +61,7 @@ use crate::collective::{Group, Reduction, Work};
 use crate::mesh::Mesh;
 use equal_ranks::check_setup;
 use facts::{check_facts, check_gathers};
+use module_params::ModuleParams;
 use outstanding::Outstanding;
 use reductions::ReductionState;
 use stages::check_stages;
@@ -108,6 +112,8 @@ pub struct DataParallel {
     shared: Arc<ReductionState>,
     /// Each trainable parameter with its bucket, in the order of use in a forward pass.
     visits: Vec<(Leaf, usize)>,
+    /// The ranges of visits of the modules: the chunks of a pipeline stage.
+    chunks: Vec<Range<usize>>,
     /// The ranges of visits whose forward is recomputed in backward.
     recomputed: Vec<Range<usize>>,
     device: Device,
@@ -139,28 +145,25 @@ impl DataParallel {
         mesh: &Mesh,
         config: &DataParallelConfig,
     ) -> Result<DataParallel> {
-        let (mut params, mut uses): (Vec<Param>, Vec<usize>) = Default::default();
-        let mut positions: HashMap<String, usize> = HashMap::new();
-        let mut visited: Vec<usize> = Vec::new(); // positions in `params`
-        for module in modules {
-            module.visit(&mut |param| {
-                let known = positions.get(param.name()).copied();
-                // Duplicate names are rejected below.
-                let known = known.filter(|&known| params[known].leaf() == param.leaf());
-                let position = known.unwrap_or(params.len());
-                if known.is_none() {
-                    positions.insert(param.name().to_string(), position);
-                    params.push(param.clone());
-                    uses.push(0);
-                }
-                uses[position] += 1;
-                visited.push(position);
-            });
-        }
+        let modules = ModuleParams::new(modules);
+        let (params, chunks) = (&modules.params, modules.chunks());
+        let is_only_stage = mesh.layout().size(Axis::Pipeline) == 1;
+        // Where a pipeline interleaves chunks, each completes the gradients of its micro-batch apart.
+        let is_cut = config.sharding >= Sharding::Gradients && !is_only_stage && chunks.len() > 1;
         // Refusals may differ between ranks, which exchange them: none may return before.
         let refusal = unsupported_reason(config, mesh.layout()).or_else(|| {
-            let is_only_stage = mesh.layout().size(Axis::Pipeline) == 1;
-            if params.is_empty() {
+            let stage = config.sharding as usize;
+            if is_cut && config.unused == Unused::Skip {
+                Some(format!(
+                    "ZeRO stage {stage} reduces the gradients of each chunk of a pipeline stage apart, so it needs those of \
+                     all parameters: make one chunk, or let unused parameters be refused"
+                ))
+            } else if let Some(name) = modules.shared.as_ref().filter(|_| is_cut) {
+                Some(format!(
+                    "ZeRO stage {stage} reduces the gradients of each chunk of a pipeline stage apart, and two chunks use \
+                     '{name}': use stage 0 or 1"
+                ))
+            } else if params.is_empty() {
                 Some(format!("rank {} has no parameters: use fewer stages", mesh.rank()))
             } else if is_only_stage && !params.iter().any(Param::is_trainable) {
                 Some(format!(
@@ -179,8 +182,8 @@ impl DataParallel {
             param.check_unowned()
         };
         let checked = refused.and_then(|()| params.iter().try_for_each(check));
-        check_setup(&params, mesh, config, checked)?;
-        check_stages(&params, mesh)?;
+        check_setup(params, mesh, config, checked)?;
+        check_stages(params, mesh)?;
         let layout = BufferConfig {
             bucket_numel: config.bucket_numel.unwrap_or(usize::MAX),
             sharding: config.sharding,
@@ -190,20 +193,11 @@ impl DataParallel {
             unused: config.unused,
             ranks: mesh.world().size(),
         };
-        let buffers = ParamAndGradBuffer::with_config(&params, &layout)?;
-        let mut buckets = vec![0; params.len()];
-        for (bucket, group) in buffers.groups().iter().enumerate() {
-            group.params.iter().for_each(|param| buckets[positions[param.name()]] = bucket);
-        }
-        let visit = |&index: &usize| (params[index].leaf().clone(), buckets[index]);
-        let trained = |&&index: &&usize| params[index].is_trainable();
-        let visits = visited.iter().filter(trained).map(visit).collect();
-        let uses_of = |param: &Param| uses[positions[param.name()]];
-        let uses = buffers
-            .groups()
-            .iter()
-            .map(|group| group.params.iter().map(uses_of).collect())
-            .collect();
+        let buffers = match is_cut {
+            true => ParamAndGradBuffer::with_chunks(&chunks, &layout)?,
+            false => ParamAndGradBuffer::with_config(params, &layout)?,
+        };
+        let ((visits, chunks), uses) = (modules.visits(&buffers), modules.uses(&buffers));
         let outstanding = Mutex::new(Outstanding::new(&buffers, config.stale_updates())?);
         let shared = ReductionState::new(mesh, config, buffers, uses)?;
         let device = params[0].leaf().device().clone();
@@ -211,6 +205,7 @@ impl DataParallel {
         Ok(DataParallel {
             shared,
             visits,
+            chunks,
             recomputed: Vec::new(),
             device,
             parts_differ,
@@ -261,8 +256,8 @@ impl DataParallel {
         self.shared.begin_step(microbatches);
     }
 
-    /// Ends the backward of a micro-batch; call it after each. If gradients are sharded, reduces those of the
-    /// micro-batch and frees their memory.
+    /// Ends the backward of a micro-batch in a chunk; call it after each. If gradients are sharded, reduces those of the
+    /// micro-batch and frees their memory: in a pipeline the forwards of later micro-batches may have run before.
     pub fn end_backward(&self) -> Result<()> {
         if self.shared.keeps_gradients() {
             return Ok(());

@@ -9,6 +9,7 @@ use super::DataParallel;
 use super::sharded_weights::{PrefetchWindow, lines};
 use crate::collective::routes::{all_reduced, gathered_rows, scattered};
 use crate::collective::{Group, partition_range};
+use crate::pipeline::Instruction;
 
 /// Bytes that a rank sends for gradients and weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -40,12 +41,43 @@ impl DataParallel {
     /// and the flags that ranks exchange are not included.
     ///
     /// The count for sharded weights assumes that backward reads a parameter of every bucket. A bucket of biases only
-    /// is gathered less often.
+    /// is gathered less often. In a pipeline use [`DataParallel::expected_pipeline_traffic`].
     pub fn expected_traffic(&self, microbatches: usize, steps: usize) -> ExpectedTraffic {
+        let chunks = 0..self.chunks.len();
+        let backward = chunks.clone().rev().map(Pass::Backward);
+        let passes: Vec<Pass> = chunks.map(Pass::Forward).chain(backward).collect();
+        self.traffic_of(&passes.repeat(microbatches), microbatches, steps)
+    }
+
+    /// The bytes that this rank sends in `steps` steps, each of which runs the instructions of a pipeline stage on
+    /// `microbatches` micro-batches. Sums of gradients are as in [`DataParallel::expected_traffic`].
+    ///
+    /// Sharded weights are gathered in the order in which the schedule runs chunks. A stage with one chunk whose
+    /// buckets b1..bn follow one another turns around for nothing where a backward follows a forward or a forward a backward.
+    /// Where a forward follows a forward, or a backward a backward, it gathers the first two of the pass again, but for
+    /// one that is there.
+    pub fn expected_pipeline_traffic(
+        &self,
+        instructions: &[Instruction],
+        microbatches: usize,
+        steps: usize,
+    ) -> ExpectedTraffic {
+        let pass = |instruction: &Instruction| match *instruction {
+            Instruction::Forward { chunk, .. } => Some(Pass::Forward(chunk)),
+            Instruction::Backward { chunk, .. } | Instruction::BackwardInput { chunk, .. } => {
+                Some(Pass::Backward(chunk))
+            }
+            _ => None,
+        };
+        let passes: Vec<Pass> = instructions.iter().filter_map(pass).collect();
+        self.traffic_of(&passes, microbatches, steps)
+    }
+
+    fn traffic_of(&self, passes: &[Pass], microbatches: usize, steps: usize) -> ExpectedTraffic {
         let shared = &self.shared;
         let batch = shared.mesh.dp_cp();
         let groups = shared.buffers.groups();
-        let gathers = self.gathers(microbatches);
+        let gathers = self.gathers(passes);
         let (mut in_batch, mut to_holders) = (0, 0);
         for (bucket, group) in groups.iter().enumerate() {
             let len = group.numel();
@@ -94,31 +126,38 @@ impl DataParallel {
     }
 
     /// Number of gathers of each bucket in a step with sharded weights.
-    fn gathers(&self, microbatches: usize) -> Vec<usize> {
+    fn gathers(&self, passes: &[Pass]) -> Vec<usize> {
         let mut gathers = vec![0; self.shared.buffers.groups().len()];
         if self.shared.gathers_all() {
-            gathers.fill(microbatches);
+            // What a forward gathered stays until the end of a backward.
+            let mut held = false;
+            for pass in passes {
+                gathers.iter_mut().for_each(|count| *count += usize::from(!held));
+                held = matches!(pass, Pass::Forward(_));
+            }
             return gathers;
         }
         for line in lines(self.shared.buffers.groups()) {
             let mut walk = PrefetchWindow::new(line.len());
-            for _ in 0..microbatches {
-                for visit in (0..self.visits.len()).chain(self.backward_visits()) {
-                    let bucket = self.visits[visit].1;
-                    let position = line.iter().position(|&other| other == bucket);
-                    let gathered = position.map_or(Vec::new(), |position| walk.advance(position));
-                    gathered.into_iter().for_each(|at| gathers[line[at]] += 1);
-                }
+            for visit in passes.iter().flat_map(|pass| self.visits_of(*pass)) {
+                let bucket = self.visits[visit].1;
+                let position = line.iter().position(|&other| other == bucket);
+                let gathered = position.map_or(Vec::new(), |position| walk.advance(position));
+                gathered.into_iter().for_each(|at| gathers[line[at]] += 1);
             }
         }
         gathers
     }
 
-    /// The visits in the order of backward.
-    fn backward_visits(&self) -> Vec<usize> {
+    /// The visits of a pass, in its order.
+    fn visits_of(&self, pass: Pass) -> Vec<usize> {
+        let range = match pass {
+            Pass::Forward(chunk) => return self.chunks[chunk].clone().collect(),
+            Pass::Backward(chunk) => self.chunks[chunk].clone(),
+        };
         let mut order = Vec::new();
-        let mut end = self.visits.len();
-        while end > 0 {
+        let mut end = range.end;
+        while end > range.start {
             let again = self.recomputed.iter().find(|range| range.end == end && !range.is_empty());
             let range = again.cloned().unwrap_or(end - 1..end);
             order.extend(again.cloned().into_iter().flatten());
@@ -127,6 +166,13 @@ impl DataParallel {
         }
         order
     }
+}
+
+/// The pass of a micro-batch through a chunk.
+#[derive(Debug, Clone, Copy)]
+enum Pass {
+    Forward(usize),
+    Backward(usize),
 }
 
 /// Elements of `bytes` bytes that this rank sends in a reduce-scatter of `len` elements.

@@ -229,16 +229,6 @@ fn combinations_that_make_no_sense_are_refused() {
     let config = DataParallelConfig::default();
     for (config, layout, why) in [
         (
-            DataParallelConfig { sharding: Sharding::Gradients, ..config },
-            layout(1, 1, 2),
-            "2 pipeline stages",
-        ),
-        (
-            DataParallelConfig { sharding: Sharding::Weights, ..config },
-            layout(1, 1, 8),
-            "ZeRO stage 3",
-        ),
-        (
             DataParallelConfig { bucket_numel: Some(0), ..config },
             layout(1, 1, 1),
             "at least 1 element",

@@ -6,7 +6,9 @@ use ferrotron_nn::{
     StepConfig, clip_coefficient,
 };
 use ferrotron_parallel::collective::{World, WorldConfig, run_threads};
-use ferrotron_parallel::data_parallel::{DataParallel, DataParallelConfig, ReplicaCheck};
+use ferrotron_parallel::data_parallel::{
+    DataParallel, DataParallelConfig, ExpectedTraffic, ReplicaCheck,
+};
 use ferrotron_parallel::mesh::{Mesh, ParallelDims};
 use ferrotron_parallel::pipeline::{
     ExecutionTrace, PipelineConfig, PipelineSchedule, ScheduleKind, execute,
@@ -126,14 +128,21 @@ impl Rank {
         Ok(Step { loss, norm: self.parallel.grad_norm()?, execution })
     }
 
+    fn schedule(&self) -> Result<PipelineSchedule> {
+        let Plan { kind, stages, microbatches, chunks, .. } = self.plan;
+        PipelineSchedule::new(&PipelineConfig { kind, stages, microbatches, chunks })
+    }
+
+    /// The bytes that this rank sends in so many steps.
+    pub fn expected_traffic(&self, steps: usize) -> Result<ExpectedTraffic> {
+        let (schedule, stage) = (self.schedule()?, self.mesh.axis(Axis::Pipeline).rank());
+        let own = schedule.instructions(stage);
+        Ok(self.parallel.expected_pipeline_traffic(own, self.plan.microbatches, steps))
+    }
+
     /// Forward and backward of a step. Returns this rank's share of the loss.
     pub fn backward(&mut self, step: usize, scale: f64) -> Result<(f64, ExecutionTrace)> {
-        let schedule = PipelineSchedule::new(&PipelineConfig {
-            kind: self.plan.kind,
-            stages: self.plan.stages,
-            microbatches: self.plan.microbatches,
-            chunks: self.plan.chunks,
-        })?;
+        let schedule = self.schedule()?;
         self.parallel.begin_step(self.plan.microbatches);
         let microbatches = self.samples(step)?;
         let mut stage = Stage {

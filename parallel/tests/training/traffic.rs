@@ -2,6 +2,7 @@
 
 use ferrotron_nn::{AdafactorConfig, Axis, Bias, OptimizerConfig, Sharding};
 use ferrotron_parallel::data_parallel::{DataParallelConfig, ExpectedTraffic};
+use ferrotron_parallel::pipeline::ScheduleKind;
 use ferrotron_tensor::{Error, Result};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -31,7 +32,10 @@ fn counted(plan: &Plan) -> u64 {
         for step in 0..steps {
             rank.step(step)?;
         }
-        let wanted = rank.parallel.expected_traffic(rank.plan.microbatches, steps);
+        let wanted = rank.expected_traffic(steps)?;
+        if rank.plan.stages == 1 {
+            assert_eq!(rank.parallel.expected_traffic(rank.plan.microbatches, steps), wanted);
+        }
         Ok((sent(&rank), wanted))
     });
     for (rank, (sent, wanted)) in found.iter().enumerate() {
@@ -166,6 +170,45 @@ fn tied_weights_are_counted() {
         for (rank, found) in holders.into_iter().enumerate() {
             let stage = rank / 2;
             assert_eq!(found, if stage == 0 || stage == last { table } else { 0 }, "rank {rank}");
+        }
+    }
+}
+
+/// In a pipeline each micro-batch's gradients are reduced when its backward has passed a chunk, while others are between
+/// forward and backward. In f64 the training is that of one process, and the bytes are known.
+#[test]
+fn sharded_gradients_and_weights_go_with_pipelines() {
+    let kinds = [
+        (ScheduleKind::Naive, 2, 1, 2),
+        (ScheduleKind::GPipe, 2, 1, 3),
+        (ScheduleKind::OneFOneB, 2, 1, 3),
+        (ScheduleKind::OneFOneB, 3, 1, 4),
+        (ScheduleKind::Interleaved, 2, 2, 4),
+        (ScheduleKind::Interleaved, 2, 4, 2),
+    ];
+    for (kind, stages, chunks, microbatches) in kinds {
+        for (sharding, recompute) in [
+            (Sharding::Gradients, Recompute::None),
+            (Sharding::Weights, Recompute::None),
+            (Sharding::Weights, Recompute::Blocks),
+        ] {
+            for bucket_numel in [Some(1), Some(30), None] {
+                let config =
+                    DataParallelConfig { sharding, bucket_numel, ..DataParallelConfig::default() };
+                let shape = Shape { recompute, bias: Bias::No, ..Shape::default() };
+                let plan = Plan {
+                    shape,
+                    data: 2,
+                    stages,
+                    kind,
+                    chunks,
+                    microbatches,
+                    config,
+                    ..Plan::default()
+                };
+                assert_close(&plan, &train(&plan), &serial(&plan).unwrap());
+                counted(&plan);
+            }
         }
     }
 }

@@ -85,6 +85,8 @@ impl ActivationCompression {
     }
 
     fn pack(&self, kept: Vec<SavedTensorHandle>) -> Result<Option<Offloaded>> {
+        // What backward was done with is freed before more is allocated.
+        self.offloader.iter().for_each(|offloader| offloader.finish_fetches());
         let mut moves = Vec::new();
         for kept in &kept {
             let Some(tensor) = kept.tensor()? else { continue };

@@ -30,6 +30,8 @@ struct Worker {
     thread: Option<JoinHandle<()>>,
     /// Receives the completion of the last batch of moves.
     under_way: Mutex<Option<Receiver<Moved>>>,
+    /// Each closes when the worker has let go of a batch to be fetched.
+    fetching: Mutex<Vec<Receiver<()>>>,
 }
 
 /// The device tensors of a completed batch; the receiver frees them.
@@ -37,7 +39,8 @@ type Moved = Result<Vec<Tensor>>;
 
 enum OffloadRequest {
     Move(Vec<Move>, Sender<Moved>),
-    Fetch(Vec<Weak<StoredActivation>>),
+    /// The sender is dropped behind the last of the tensors.
+    Fetch(Vec<Weak<StoredActivation>>, Sender<()>),
 }
 
 /// A tensor to offload.
@@ -72,6 +75,16 @@ impl Offloader {
         }
     }
 
+    /// Waits until the worker thread has let go of all tensors that it was told to prefetch. Which of them are in memory
+    /// then does not depend on its speed.
+    pub(super) fn finish_fetches(&self) {
+        if let Way::Thread(worker) = &self.0 {
+            std::mem::take(&mut *lock(&worker.fetching)).into_iter().for_each(|fetched| {
+                let _ = fetched.recv(); // nothing is ever sent
+            });
+        }
+    }
+
     /// Starts offloading tensors after waiting for the previous batch, so that a slow disk does not accumulate device
     /// memory.
     pub(super) fn begin(&self, moves: Vec<Move>) -> Result<()> {
@@ -96,7 +109,12 @@ impl Offloader {
     pub(super) fn fetch(&self, kept: Vec<Weak<StoredActivation>>) -> Result<()> {
         let _span = trace_span!("fetch", name = "ahead").entered();
         match &self.0 {
-            Way::Thread(worker) => worker.send(OffloadRequest::Fetch(kept)),
+            Way::Thread(worker) => {
+                let (open, fetched) = channel();
+                worker.send(OffloadRequest::Fetch(kept, open))?;
+                lock(&worker.fetching).push(fetched);
+                Ok(())
+            }
             Way::Stream(_) => {
                 StoredActivation::fetch(&kept.iter().filter_map(Weak::upgrade).collect::<Vec<_>>())
             }
@@ -110,7 +128,8 @@ impl Worker {
         let thread = Builder::new().name("ferrotron-offload".into()).spawn(move || work(&queue));
         let refused = |error| Error::memory("offload", format!("cannot start a thread: {error}"));
         let thread = Some(thread.map_err(refused)?);
-        Ok(Worker { jobs: Some(jobs), thread, under_way: Mutex::default() })
+        let (under_way, fetching) = Default::default();
+        Ok(Worker { jobs: Some(jobs), thread, under_way, fetching })
     }
 
     fn wait(&self) -> Result<()> {
@@ -167,8 +186,9 @@ fn work(queue: &Receiver<OffloadRequest>) {
                 let moved = moves.into_iter().map(Move::run).collect();
                 let _ = done.send(moved); // the receiver may have been dropped
             }
-            OffloadRequest::Fetch(kept) => {
+            OffloadRequest::Fetch(kept, open) => {
                 kept.iter().filter_map(Weak::upgrade).for_each(|stored| stored.tensor().prefetch());
+                drop(open);
             }
         }
     }
