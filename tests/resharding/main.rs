@@ -216,8 +216,8 @@ fn between_layouts_of_every_axis() {
         (pipeline, Layout::data(4, Sharding::Weights)),
         (pipeline, long),
         (interleaved, Layout::model(4, 1)),
-        (Layout { dp: 2, ..interleaved }, context),
-        (context, Layout::SERIAL),
+        (Layout { sharding: Sharding::Weights, ..pipeline }, context),
+        (Layout { dp: 2, sharding: Sharding::Weights, ..interleaved }, Layout::SERIAL),
     ];
     assert_eq!(try_all(&tied(), &pairs), 7);
     assert_eq!(try_all(&untied(), &pairs), 7);

@@ -271,7 +271,7 @@ impl DataParallel {
     }
 
     /// Starts the reductions that wait for parameters which this rank did not use in the step: see
-    /// [`Unused::Skip`](ferrotron_nn::Unused::Skip). [`DataParallel::finish_step`] does it otherwise.
+    /// [`Unused::Skip`]. [`DataParallel::finish_step`] does it otherwise.
     ///
     /// Ranks start different reductions here. To start another collective before `finish_step`, as of the loss, call
     /// this first: groups of the same ranks carry out their calls in one order, which must be the same on every rank.

@@ -4,6 +4,7 @@ use ferrotron_autograd::lock;
 use ferrotron_nn::shard_exchange::ExchangeSize;
 use ferrotron_nn::{Axis, Optimizer, ParamAndGradBucket, Sharding};
 use ferrotron_tensor::DType;
+use std::ops::Range;
 
 use super::DataParallel;
 use super::sharded_weights::{PrefetchWindow, lines};
@@ -43,10 +44,9 @@ impl DataParallel {
     /// The count for sharded weights assumes that backward reads a parameter of every bucket. A bucket of biases only
     /// is gathered less often. In a pipeline use [`DataParallel::expected_pipeline_traffic`].
     pub fn expected_traffic(&self, microbatches: usize, steps: usize) -> ExpectedTraffic {
-        let chunks = 0..self.chunks.len();
-        let backward = chunks.clone().rev().map(Pass::Backward);
-        let passes: Vec<Pass> = chunks.map(Pass::Forward).chain(backward).collect();
-        self.traffic_of(&passes.repeat(microbatches), microbatches, steps)
+        let all = 0..self.visits.len();
+        let one = [Pass::Forward(all.clone()), Pass::Backward(all)];
+        self.traffic_of(&vec![one; microbatches].concat(), microbatches, steps)
     }
 
     /// The bytes that this rank sends in `steps` steps, each of which runs the instructions of a pipeline stage on
@@ -63,9 +63,9 @@ impl DataParallel {
         steps: usize,
     ) -> ExpectedTraffic {
         let pass = |instruction: &Instruction| match *instruction {
-            Instruction::Forward { chunk, .. } => Some(Pass::Forward(chunk)),
+            Instruction::Forward { chunk, .. } => Some(Pass::Forward(self.chunks[chunk].clone())),
             Instruction::Backward { chunk, .. } | Instruction::BackwardInput { chunk, .. } => {
-                Some(Pass::Backward(chunk))
+                Some(Pass::Backward(self.chunks[chunk].clone()))
             }
             _ => None,
         };
@@ -139,7 +139,7 @@ impl DataParallel {
         }
         for line in lines(self.shared.buffers.groups()) {
             let mut walk = PrefetchWindow::new(line.len());
-            for visit in passes.iter().flat_map(|pass| self.visits_of(*pass)) {
+            for visit in passes.iter().flat_map(|pass| self.visits_of(pass)) {
                 let bucket = self.visits[visit].1;
                 let position = line.iter().position(|&other| other == bucket);
                 let gathered = position.map_or(Vec::new(), |position| walk.advance(position));
@@ -150,10 +150,10 @@ impl DataParallel {
     }
 
     /// The visits of a pass, in its order.
-    fn visits_of(&self, pass: Pass) -> Vec<usize> {
+    fn visits_of(&self, pass: &Pass) -> Vec<usize> {
         let range = match pass {
-            Pass::Forward(chunk) => return self.chunks[chunk].clone().collect(),
-            Pass::Backward(chunk) => self.chunks[chunk].clone(),
+            Pass::Forward(visits) => return visits.clone().collect(),
+            Pass::Backward(visits) => visits,
         };
         let mut order = Vec::new();
         let mut end = range.end;
@@ -168,11 +168,11 @@ impl DataParallel {
     }
 }
 
-/// The pass of a micro-batch through a chunk.
-#[derive(Debug, Clone, Copy)]
+/// The pass of a micro-batch over the visits of a chunk, or of all.
+#[derive(Debug, Clone)]
 enum Pass {
-    Forward(usize),
-    Backward(usize),
+    Forward(Range<usize>),
+    Backward(Range<usize>),
 }
 
 /// Elements of `bytes` bytes that this rank sends in a reduce-scatter of `len` elements.
