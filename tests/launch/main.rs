@@ -212,8 +212,8 @@ fn what_is_refused_is_refused_once_before_anything_starts() {
         ("--nproc 2 --context-parallel-size 2 --seq-length 6", &["seq-length 6", "2 x"]),
         ("--nproc 3", &["--global-batch-size 8", "data-parallel size 3"]),
         (
-            "--nproc 2 --pipeline-model-parallel-size 2 --zero-stage 2",
-            &["ZeRO stage 2", "2 pipeline stages"],
+            "--nproc 4 --pipeline-model-parallel-size 2 --zero-stage 2 --pipeline-schedule zb-h1",
+            &["ZeRO stage 2", "zb-h1", "or the schedule 1f1b"],
         ),
         (
             "--nproc 3 --pipeline-model-parallel-size 3 --num-layers 6 --num-virtual-stages-per-pipeline-rank 2",
