@@ -3,10 +3,11 @@
 mod gradient;
 mod hooks;
 mod owner;
+mod shared_flat;
 mod value;
 
 pub use hooks::{Fetch, GradientReduction, HookId};
-pub use value::SharedFlatBuffer;
+pub use shared_flat::SharedFlatBuffer;
 
 use ferrotron_tensor::ops::pointwise::add_assign;
 use ferrotron_tensor::{Category, DType, Device, Error, Result, Tensor};

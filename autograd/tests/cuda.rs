@@ -13,7 +13,6 @@ use ferrotron_autograd::{Leaf, SharedFlatBuffer, Var};
 use ferrotron_tensor::{
     Category, CudaGraph, DType, Device, FlatBuffer, RandomKey, Result, ShardSpec, Tensor,
 };
-use std::sync::{Arc, Mutex};
 
 use crate::inputs::{Seen, bits, report, run, samples, which};
 use crate::table::{OpCase, Shapes, table};
@@ -144,7 +143,7 @@ impl Training {
         let weight = Leaf::new("weight", Tensor::from_slice(device, &numbers(64), &[8, 8])?);
         let parts = [("weight".to_string(), vec![8, 8])];
         let flat = FlatBuffer::new(device, DType::F32, Category::Gradients, &parts)?;
-        let gradients = Arc::new(Mutex::new(flat));
+        let gradients = SharedFlatBuffer::new(flat);
         weight.bind_gradient(&gradients, 0);
         let batch = || Tensor::zeros(device, DType::F32, &[5, 8]);
         Ok(Training { batches: [batch()?, batch()?], weight, gradients })

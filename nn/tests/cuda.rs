@@ -209,7 +209,7 @@ fn shards_are_kept_and_placed() -> Result<()> {
             for accum in [Accum::Replace, Accum::Add] {
                 group.alloc_gradients()?;
                 let flat = &group.gradients;
-                ferrotron_autograd::lock(flat).with_slice_mut(.., |gradients| {
+                flat.lock().unwrap().with_slice_mut(.., |gradients| {
                     let numbers = (0..gradients.numel()).map(|i| (i % 64) as f32 / 64.0);
                     let numbers: Vec<f32> = numbers.collect();
                     gradients.copy_from(&Tensor::from_slice(device, &numbers, gradients.dims())?)
@@ -224,14 +224,14 @@ fn shards_are_kept_and_placed() -> Result<()> {
         for group in buffers.groups() {
             group.alloc_weights()?;
             group.copy_in_weights()?;
-            let mut weights = ferrotron_autograd::lock(&group.weights);
+            let mut weights = group.weights.lock().unwrap();
             // Those of the others are not here.
             for other in [0..group.owned.start, group.owned.end..weights.numel()] {
                 weights.with_slice_mut(other, Tensor::zero_fill)?;
             }
             drop(weights);
             group.divide_weights(3)?;
-            let weights = ferrotron_autograd::lock(&group.weights).slice(..)?;
+            let weights = group.weights.lock().unwrap().slice(..)?;
             outcome.push(("weights".into(), DType::BF16, weights.to_f64()?));
         }
         Ok(outcome)

@@ -9,12 +9,13 @@
 //! counts. Sizes are bytes of the whole buffer, in f32. `benches/peers/collectives.sh` runs Gloo and Open MPI
 //! beside it, which are timed in the same way.
 
+use ferrotron_autograd::SharedFlatBuffer;
 use ferrotron_parallel::collective::{
     Encryption, Group, RankConfig, Reduction, Transport, World, WorldConfig, run_rank_process,
 };
 use ferrotron_tensor::{Category, DType, Device, Error, FlatBuffer, Result};
 use std::process::{Command, Stdio};
-use std::sync::{Arc, Mutex};
+
 use std::time::Instant;
 
 const SAMPLES: usize = 7;
@@ -91,7 +92,7 @@ fn time_all(world: &World, max_bytes: usize) -> Result<()> {
 fn time(group: &Group, op: &str, bytes: usize) -> Result<f64> {
     let ranges = [("buffer".to_string(), vec![bytes / 4])];
     let flat = FlatBuffer::new(&Device::cpu(1)?, DType::F32, Category::Communication, &ranges)?;
-    let flat = Arc::new(Mutex::new(flat));
+    let flat = SharedFlatBuffer::new(flat);
     let call = || match op {
         "all_reduce" => group.all_reduce_flat(&flat, Reduction::Sum).wait(),
         "all_gather" => group.all_gather_flat(&flat).wait(),

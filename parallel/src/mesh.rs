@@ -95,6 +95,9 @@ impl ParallelDims {
 /// Name of the group of all ranks.
 const WORLD: &str = "world";
 
+/// Name of the group of the ranks over which gradients are summed.
+const DP_CP: &str = "dp-cp";
+
 /// The groups of one rank in a layout.
 #[derive(Debug, Clone)]
 pub struct Mesh {
@@ -159,12 +162,12 @@ impl Mesh {
         sequence: SequenceParallel,
         group: MakeGroup<'_>,
     ) -> Result<Mesh> {
-        // Axes of the same ranks share a group, and so the queue of their calls. Those of calls within layers do not: these
-        // would wait for gradients.
+        // Axes of the same ranks share a group, and so the queue of their calls. Calls within layers and small ones of a
+        // step would wait there for gradients and weights: `tp`, `cp` and `dp-cp` have queues of their own.
         let mut shared: Vec<(Vec<usize>, Group)> = Vec::new();
         let mut along = |name: &str, axes: AxisSet| {
             let ranks = layout.ranks(rank, axes);
-            if axes == AxisSet::from([Axis::Tensor]) || axes == AxisSet::from([Axis::Context]) {
+            if ["tp", "cp", DP_CP].contains(&name) {
                 return group(name, &ranks);
             }
             if let Some((_, known)) = shared.iter().find(|(known, _)| *known == ranks) {
@@ -185,7 +188,7 @@ impl Mesh {
                 along("dp", AxisSet::from([Axis::Data]))?,
                 along("pp", AxisSet::from([Axis::Pipeline]))?,
             ],
-            dp_cp: along("dp-cp", AxisSet::from([Axis::Context, Axis::Data]))?,
+            dp_cp: along(DP_CP, AxisSet::from([Axis::Context, Axis::Data]))?,
             pipeline_groups: PipelineGroups::new(
                 &layout.ranks(rank, AxisSet::from([Axis::Pipeline])),
                 layout.coordinate(rank, Axis::Pipeline),
@@ -260,8 +263,11 @@ impl Mesh {
         self.map_groups(|group| group.with_nccl(device, config))
     }
 
-    /// Maps each group with `one`, in an order that is the same on all ranks.
-    fn map_groups<E>(
+    /// The same mesh with every group replaced by the result of `one`, in an order in which the ranks of each group can make
+    /// the new one together.
+    ///
+    /// Errors as `one` does.
+    pub fn map_groups<E>(
         &self,
         mut one: impl FnMut(&Group) -> std::result::Result<Group, E>,
     ) -> std::result::Result<Mesh, E> {
@@ -342,22 +348,21 @@ mod tests {
         }
     }
 
-    /// A call along `dp-cp` that waits for another rank does not hold up `cp`, which has the same ranks.
+    /// A call along `dp-cp` that waits for another rank holds up none of the groups with the same ranks.
     #[test]
-    fn calls_within_layers_do_not_wait_for_gradients() {
-        let layout = ParallelDims::new(2, 1, 2, 1).unwrap();
-        Mesh::run_threads(layout, |mesh| {
-            // Ranks compare the places of their calls: this one.
-            let call = |group: &Group| group.barrier();
-            let (gradients, context) = (mesh.dp_cp(), mesh.axis(Axis::Context));
-            if mesh.rank() == 0 {
-                let gradients = call(gradients);
-                call(context).wait()?;
-                return gradients.wait();
-            }
-            call(context).wait()?;
-            call(gradients).wait()
-        })
-        .unwrap();
+    fn other_calls_do_not_wait_for_gradients() {
+        for (context, others) in [(2, [Some(Axis::Context), None]), (1, [Some(Axis::Data), None])] {
+            let layout = ParallelDims::new(2, 1, context, 1).unwrap();
+            Mesh::run_threads(layout, |mesh| {
+                // Ranks compare the places of their calls: this one.
+                let call = |group: &Group| group.barrier();
+                let gradients = (mesh.rank() == 0).then(|| call(mesh.dp_cp()));
+                for other in others {
+                    call(other.map_or(mesh.world(), |axis| mesh.axis(axis))).wait()?;
+                }
+                gradients.unwrap_or_else(|| call(mesh.dp_cp())).wait()
+            })
+            .unwrap();
+        }
     }
 }

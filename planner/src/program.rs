@@ -19,6 +19,8 @@ pub struct Program {
     pub before: Block,
     /// Work behind the last instruction.
     pub behind: Block,
+    /// Calls of the step before that are under way at the beginning: gathers of weights.
+    pub carried: Vec<Step>,
     /// Messages forward and backward.
     pub messages: [MessageCost; 2],
     /// The groups.
@@ -130,12 +132,13 @@ impl Program {
                 (None, _) => messages.count(&compiler, instruction, work),
             }
         }
-        let behind = compiler.block(&recording.behind, false);
-        let messages = messages.costs();
-        let launches = recording.launches.clone();
+        let mut behind = compiler.block(&recording.behind, false);
+        let carried = behind.take_carried(&groups);
+        let (messages, launches) = (messages.costs(), recording.launches.clone());
         Ok(Program {
             before,
             behind,
+            carried,
             messages,
             groups,
             launches,

@@ -101,7 +101,7 @@ pub struct Watched {
     pub operations: bool,
 }
 
-/// Runs `f`, which takes one step of a trainer on this thread, and returns its result with the work of the step.
+/// Runs `f`, which takes steps of a trainer on this thread, and returns its result with the work of the last one.
 ///
 /// Errors as `f` does, and if it takes no step.
 pub fn record<R>(watched: Watched, f: impl FnOnce() -> Result<R>) -> Result<(R, Recording)> {
@@ -178,7 +178,13 @@ impl Subscriber for Recorder {
         let mut state = self.state();
         let Some((category, name)) = state.spans.get(&span.into_u64()).cloned() else { return };
         match category {
-            "step" => state.in_step = !state.ended,
+            "step" => {
+                let Recording { before, instructions, behind, .. } = &mut state.recording;
+                before.clear();
+                instructions.clear();
+                behind.clear();
+                state.in_step = true;
+            }
             "instruction" if state.in_step && state.recording.instructions.is_empty() => {
                 state.recording.before = std::mem::take(&mut state.current);
             }

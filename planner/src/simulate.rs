@@ -7,6 +7,7 @@
 //! of a stage do the same at the same time, so one of each stage is replayed.
 
 mod rank;
+mod shared;
 
 use ferrotron_parallel::pipeline::{PipelineSchedule, Timeline};
 use ferrotron_tensor::{Error, Result};
@@ -16,7 +17,8 @@ use crate::program::Program;
 use crate::sharing::{Piece, Sharing, Stretch};
 use crate::stage_time::{Slot, StageTime};
 use crate::trace::Mark;
-use rank::{Rank, Shared};
+use rank::Rank;
+use shared::Shared;
 
 /// A replayed step.
 #[derive(Debug, Clone, PartialEq)]

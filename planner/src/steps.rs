@@ -1,6 +1,7 @@
 //! The steps of programs: kernels, calls, waits and spans, with durations.
 
 use ferrotron_parallel::pipeline::Direction;
+use std::collections::HashSet;
 
 /// The parts into which a step's time is divided while a GPU computes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -135,6 +136,26 @@ pub struct Block {
     pub steps: Vec<Step>,
     /// Index and number of launches.
     pub launches: Vec<(usize, u64)>,
+}
+
+impl Block {
+    /// Takes the gathers of weights out of the end of a step that does not wait for them: the next one does.
+    pub(crate) fn take_carried(&mut self, groups: &[GroupFacts]) -> Vec<Step> {
+        let waited_for = |step: &Step| match step {
+            Step::Wait { group, number } => Some((*group, *number)),
+            _ => None,
+        };
+        let waits: HashSet<(usize, i64)> = self.steps.iter().filter_map(waited_for).collect();
+        let is_carried = |step: &Step| match step {
+            Step::Start { group, number, operation: "all_gather", .. } => {
+                groups[*group].traffic == Traffic::Data && !waits.contains(&(*group, *number))
+            }
+            _ => false,
+        };
+        let (carried, rest) = std::mem::take(&mut self.steps).into_iter().partition(is_carried);
+        self.steps = rest;
+        carried
+    }
 }
 
 /// A message between stages.

@@ -3,9 +3,9 @@
 use ferrotron_tensor::ops::pointwise::into_unique;
 use ferrotron_tensor::{Category, Result, Tensor};
 
-use super::value::SharedFlatBuffer;
+use super::shared_flat::SharedFlatBuffer;
+use crate::Accum;
 use crate::spec::TensorSpec;
-use crate::{Accum, lock};
 
 pub(super) struct Gradient {
     place: GradientPlace,
@@ -49,7 +49,7 @@ impl Gradient {
         Ok(match &self.place {
             _ if self.contributions == 0 => None,
             GradientPlace::Own(tensor) => tensor.clone(),
-            GradientPlace::Flat(flat, range) => Some(lock(flat).tensor(*range)?),
+            GradientPlace::Flat(flat, range) => Some(flat.lock()?.tensor(*range)?),
         })
     }
 
@@ -87,7 +87,7 @@ impl Gradient {
         let accum = if self.contributions == 0 { Accum::Replace } else { Accum::Add };
         match &mut self.place {
             GradientPlace::Flat(flat, range) => {
-                lock(flat).with_mut(*range, |tensor| write(tensor, accum))
+                flat.lock()?.with_mut(*range, |tensor| write(tensor, accum))
             }
             GradientPlace::Own(place) => {
                 let mut tensor = match place.take() {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::gradient::Gradient;
 use super::hooks::{Fetch, FetchSlot, GradientReduction};
-use super::value::SharedFlatBuffer;
+use super::shared_flat::SharedFlatBuffer;
 use crate::{Leaf, lock};
 
 impl Leaf {

@@ -1,13 +1,9 @@
 //! The value of a leaf: not initialised yet, a tensor of its own, or a range of a flat buffer.
 
-use ferrotron_tensor::{Category, Error, FlatBuffer, Result, Tensor};
-use std::sync::{Arc, Mutex};
+use ferrotron_tensor::{Category, Error, Result, Tensor};
 
-use crate::lock;
+use super::shared_flat::SharedFlatBuffer;
 use crate::spec::TensorSpec;
-
-/// A flat buffer shared by leaves and an optimizer.
-pub type SharedFlatBuffer = Arc<Mutex<FlatBuffer>>;
 
 pub(super) type Init = Box<dyn FnOnce(&mut Tensor) -> Result<()> + Send>;
 
@@ -26,7 +22,7 @@ impl Value {
         };
         match self {
             Value::Own(tensor) => Ok(tensor.clone()),
-            Value::Flat(flat, range) => lock(flat).tensor(*range),
+            Value::Flat(flat, range) => flat.lock()?.tensor(*range),
             Value::Init(init) => {
                 let init = init.take().ok_or_else(failed)?;
                 let mut tensor = weights(spec)?;
@@ -40,7 +36,9 @@ impl Value {
     /// Replaces the contents by a copy of `new`.
     pub(super) fn set(&mut self, new: &Tensor) -> Result<()> {
         match self {
-            Value::Flat(flat, range) => lock(flat).with_mut(*range, |tensor| tensor.copy_from(new)),
+            Value::Flat(flat, range) => {
+                flat.lock()?.with_mut(*range, |tensor| tensor.copy_from(new))
+            }
             own => {
                 let copy = new.copy()?;
                 copy.set_category(Category::Weights);
@@ -57,7 +55,7 @@ impl Value {
         write: impl FnOnce(&mut Tensor) -> Result<()>,
     ) -> Result<()> {
         match self {
-            Value::Flat(flat, range) => lock(flat).with_mut(*range, write),
+            Value::Flat(flat, range) => flat.lock()?.with_mut(*range, write),
             Value::Own(tensor) if tensor.is_unique() && tensor.is_contiguous() => write(tensor),
             own => {
                 let mut tensor = weights(spec)?;
@@ -71,7 +69,7 @@ impl Value {
     /// Moves the contents out of a flat buffer.
     pub(super) fn unbind(&mut self) -> Result<()> {
         if let Value::Flat(flat, range) = self {
-            let own = lock(flat).tensor(*range)?.copy()?;
+            let own = flat.lock()?.tensor(*range)?.copy()?;
             own.set_category(Category::Weights);
             *self = Value::Own(own);
         }
@@ -81,11 +79,11 @@ impl Value {
     /// Moves the contents into a range of `flat`.
     pub(super) fn bind(&mut self, name: &str, flat: &SharedFlatBuffer, range: usize) -> Result<()> {
         let old = std::mem::replace(self, Value::Flat(flat.clone(), range));
-        lock(flat).with_mut(range, |tensor| match old {
+        flat.lock()?.with_mut(range, |tensor| match old {
             Value::Init(Some(init)) => init(tensor),
             Value::Own(source) => tensor.copy_from(&source),
-            Value::Flat(from, range) if !Arc::ptr_eq(&from, flat) => {
-                tensor.copy_from(&lock(&from).tensor(range)?)
+            Value::Flat(from, range) if !from.is(flat) => {
+                tensor.copy_from(&from.lock()?.tensor(range)?)
             }
             _ => {
                 Err(Error::value("leaf", format!("'{name}' cannot move to the flat that it is in")))

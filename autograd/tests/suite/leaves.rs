@@ -202,7 +202,7 @@ fn gradients_are_written_in_place() -> Result<()> {
     let [x, w, b] = three(&device)?;
     let parts = [("weight".to_string(), vec![3, 3]), ("bias".to_string(), vec![3])];
     let flat = |category| -> Result<SharedFlatBuffer> {
-        Ok(Arc::new(Mutex::new(FlatBuffer::new(&device, DType::F64, category, &parts)?)))
+        Ok(SharedFlatBuffer::new(FlatBuffer::new(&device, DType::F64, category, &parts)?))
     };
     // Gradients of leaves on their own first, then of leaves in flats.
     twice(&x, &w, &b)?.backward()?;
@@ -247,7 +247,7 @@ fn a_gradient_may_be_wider_than_its_leaf() -> Result<()> {
     let [x, w, b] = three(&device)?.map(|leaf| narrow(&leaf)).map(Result::unwrap);
     let parts = [("weight".to_string(), vec![3, 3]), ("bias".to_string(), vec![3])];
     let flat = FlatBuffer::new(&device, DType::F32, Category::Gradients, &parts)?;
-    let flat: SharedFlatBuffer = Arc::new(Mutex::new(flat));
+    let flat = SharedFlatBuffer::new(flat);
     w.bind_gradient(&flat, 0);
     b.bind_gradient(&flat, 1);
     for _ in 0..2 {
@@ -281,7 +281,7 @@ fn what_a_norm_adds_up_in_f32_is_not_rounded_on_its_way() -> Result<()> {
     let (x, w, b) = (leaf("x", &[5, 4])?, leaf("w", &[4])?, leaf("b", &[4])?);
     let parts = [("weight".to_string(), vec![4]), ("bias".to_string(), vec![4])];
     let flat = FlatBuffer::new(&device, DType::F32, Category::Gradients, &parts)?;
-    let flat: SharedFlatBuffer = Arc::new(Mutex::new(flat));
+    let flat = SharedFlatBuffer::new(flat);
     w.bind_gradient(&flat, 0);
     let dy = leaf("dy", &[5, 4])?.value()?;
     let y = x.var()?.layer_norm(&w.var()?, Some(&b.var()?), 1e-5)?;
@@ -311,7 +311,7 @@ fn a_lazy_leaf_is_made_once_and_where_it_belongs() -> Result<()> {
     assert_eq!((device.memory().current, w.numel()), (0, 2));
     let parts = [("w".to_string(), vec![2])];
     let flat =
-        Arc::new(Mutex::new(FlatBuffer::new(&device, DType::F64, Category::Weights, &parts)?));
+        SharedFlatBuffer::new(FlatBuffer::new(&device, DType::F64, Category::Weights, &parts)?);
     w.bind_value(&flat, 0)?;
     assert_eq!(flat.lock().unwrap().slice(..)?.to_vec::<f64>()?, [1.5, -0.5]);
     assert_eq!(w.value()?.to_f64()?, [1.5, -0.5]);

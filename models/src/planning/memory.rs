@@ -244,6 +244,13 @@ impl<M: Model> MemoryEstimator<M> {
         let (seq_length, documents) = (self.seq_length, self.documents);
         let samples = ExampleSamples::<M> { config: &self.model, seq_length, documents };
         trainer.step(&samples)?;
+        // The weights that a step gathers are awaited in the next one.
+        if matches!(
+            self.trainer.parallel.data_parallel.sharding,
+            Sharding::Optimizer | Sharding::Gradients
+        ) {
+            trainer.step(&samples)?;
+        }
         let mut found = RankMemory::from_device(trainer.scope().device());
         // The arrays of all micro-batches are in memory throughout a step.
         let bytes = samples.bytes(micro, self.layout.size(Axis::Context), self.device)?;

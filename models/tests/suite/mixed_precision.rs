@@ -1,6 +1,5 @@
 //! Training in 16 bits: steps that overflow, checkpoints between precisions, and what scaling the loss is for.
 
-use ferrotron_autograd::lock;
 use ferrotron_models::batch_size::{BatchSize, BatchSizeConfig};
 use ferrotron_models::checkpoint::Checkpoint;
 use ferrotron_models::data::{Batch, Samples, TokenBatch};
@@ -318,7 +317,7 @@ fn zeros(scale: f64) -> Result<f64> {
     trainer.step(&Chain)?;
     let (mut zeros, mut all) = (0, 0);
     for group in trainer.buffers().groups() {
-        let gradients = lock(&group.gradients);
+        let gradients = group.gradients.lock().unwrap();
         for range in 0..gradients.len() {
             // A token that no sample has gets no gradient, whatever the scale.
             if gradients.name(range)? != "embedding.weight" {

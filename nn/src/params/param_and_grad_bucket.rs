@@ -6,7 +6,7 @@ use ferrotron_tensor::ops::pointwise::add_assign;
 use ferrotron_tensor::ops::sq_norm::{add_sq_norm, all_finite};
 use ferrotron_tensor::{Category, Error, FlatBuffer, Result, ShardSpec, Tensor, partition_range};
 use std::ops::Range;
-use std::sync::{Arc, Mutex};
+use std::sync::Mutex;
 
 use crate::{
     AxisSet, BufferConfig, GradDType, Param, ParamOptions, ShardUnit, Sharding, Unused, WeightDecay,
@@ -55,7 +55,7 @@ impl ParamAndGradBucket {
     ) -> Result<ParamAndGradBucket> {
         let first = &params[0];
         let (device, dtype) = (first.leaf().device().clone(), first.leaf().dtype());
-        let shared = |flat: Result<FlatBuffer>| flat.map(|flat| Arc::new(Mutex::new(flat)));
+        let shared = |flat: Result<FlatBuffer>| flat.map(SharedFlatBuffer::new);
         let whole = parts(&params);
         let weights = shared(FlatBuffer::uninit(&device, dtype, Category::Weights, &whole))?;
         let gradient_dtype = match config.gradients {
@@ -101,7 +101,7 @@ impl ParamAndGradBucket {
         let shard = |dtype, category| shared(FlatBuffer::new(&device, dtype, category, &pieces));
         if config.sharding >= Sharding::Gradients {
             group.gradient_shard = Some(shard(gradient_dtype, Category::Gradients)?);
-            group.reshard_gradients();
+            group.reshard_gradients()?;
         }
         if config.sharding >= Sharding::Weights {
             group.weight_shard = Some(shard(dtype, Category::Weights)?);
@@ -163,7 +163,7 @@ impl ParamAndGradBucket {
     ///
     /// Errors if a tensor reads one of them.
     pub fn divide_weights(&self, count: usize) -> Result<()> {
-        let mut weights = lock(&self.weights);
+        let mut weights = self.weights.lock()?;
         weights.check_writable()?;
         let (device, dtype) = (weights.device().clone(), weights.dtype());
         let accumulator = dtype.accumulator();
@@ -188,7 +188,7 @@ impl ParamAndGradBucket {
     }
 
     fn alloc(&self, flat: &SharedFlatBuffer) -> Result<()> {
-        let mut flat = lock(flat);
+        let mut flat = flat.lock()?;
         if flat.is_empty() {
             let (device, dtype) = (flat.device().clone(), flat.dtype());
             *flat =
@@ -200,10 +200,10 @@ impl ParamAndGradBucket {
     /// Copies the owned weights to this rank's shard and frees the whole buffer.
     pub fn write_back_weights(&self) -> Result<()> {
         if let Some(shard) = &self.weight_shard {
-            let (whole, mut shard) = (lock(&self.weights), lock(shard));
+            let (whole, mut shard) = (self.weights.lock()?, shard.lock()?);
             shard.with_slice_mut(.., |own| own.copy_from(&whole.slice(self.owned.clone())?))?;
             drop(whole);
-            self.reshard_weights();
+            self.reshard_weights()?;
         }
         Ok(())
     }
@@ -211,14 +211,14 @@ impl ParamAndGradBucket {
     /// Copies the owned weights to their range of the whole buffer, before an all-gather.
     pub fn copy_in_weights(&self) -> Result<()> {
         let Some(shard) = &self.weight_shard else { return Ok(()) };
-        let (shard, mut whole) = (lock(shard), lock(&self.weights));
+        let (shard, mut whole) = (shard.lock()?, self.weights.lock()?);
         whole.with_slice_mut(self.owned.clone(), |own| own.copy_from(&shard.slice(..)?))
     }
 
     /// Writes or adds the owned gradients to this rank's shard and frees the whole buffer.
     pub fn write_back_gradients(&self, accum: Accum) -> Result<()> {
         let Some(shard) = &self.gradient_shard else { return Ok(()) };
-        let (whole, mut shard) = (lock(&self.gradients), lock(shard));
+        let (whole, mut shard) = (self.gradients.lock()?, shard.lock()?);
         let source = whole.slice(self.owned.clone())?;
         shard.with_slice_mut(.., |own| match accum {
             Accum::Replace => own.copy_from(&source),
@@ -226,18 +226,17 @@ impl ParamAndGradBucket {
         })?;
         drop(source);
         drop(whole);
-        self.reshard_gradients();
-        Ok(())
+        self.reshard_gradients()
     }
 
     /// Frees the whole weight buffer; tensors that read it keep their memory.
-    pub fn reshard_weights(&self) {
-        free(&self.weights);
+    pub fn reshard_weights(&self) -> Result<()> {
+        free(&self.weights)
     }
 
     /// Frees the whole gradient buffer.
-    fn reshard_gradients(&self) {
-        free(&self.gradients);
+    fn reshard_gradients(&self) -> Result<()> {
+        free(&self.gradients)
     }
 
     /// Passes the owned weights and gradients to `f`, each as a flat buffer and the range of owned elements in it.
@@ -251,7 +250,7 @@ impl ParamAndGradBucket {
         };
         let (weights, weight_range) = own(&self.weights, &self.weight_shard);
         let (gradients, gradient_range) = own(&self.gradients, &self.gradient_shard);
-        f((&mut lock(&weights), weight_range), (&lock(&gradients), gradient_range))
+        f((&mut *weights.lock()?, weight_range), (&*gradients.lock()?, gradient_range))
     }
 
     /// Tells for each parameter whether its gradient counts, after a reduction over ranks or a write to the gradient
@@ -262,7 +261,7 @@ impl ParamAndGradBucket {
 
     /// Overwrites the gradient of a parameter by zeros.
     pub fn zero_gradient(&self, param: usize) -> Result<()> {
-        lock(&self.gradients).with_mut(param, Tensor::zero_fill)
+        self.gradients.lock()?.with_mut(param, Tensor::zero_fill)
     }
 
     /// The names of the parameters without a gradient in this step, whose old one becomes zero.
@@ -327,7 +326,7 @@ impl ParamAndGradBucket {
     ) -> Result<()> {
         self.local_weights().iter().enumerate().try_for_each(|(number, (name, place))| {
             let tensor = match &self.weight_shard {
-                Some(shard) => lock(shard).tensor(number)?,
+                Some(shard) => shard.lock()?.tensor(number)?,
                 None => self.params[number].leaf().value()?,
             };
             f(name, place, tensor)
@@ -352,7 +351,7 @@ impl ParamAndGradBucket {
         write: impl FnOnce(&mut Tensor) -> Result<()>,
     ) -> Result<()> {
         match &self.weight_shard {
-            Some(shard) => lock(shard).with_mut(number, write),
+            Some(shard) => shard.lock()?.with_mut(number, write),
             None => self.params[number].leaf().write_value(write),
         }
     }
@@ -390,7 +389,8 @@ fn piece_parts(pieces: &[(String, ShardSpec)]) -> Vec<(String, Vec<usize>)> {
     pieces.iter().map(|(name, place)| (name.clone(), place.dims().to_vec())).collect()
 }
 
-fn free(flat: &SharedFlatBuffer) {
-    let mut flat = lock(flat);
+fn free(flat: &SharedFlatBuffer) -> Result<()> {
+    let mut flat = flat.lock()?;
     *flat = FlatBuffer::empty(flat.device(), flat.dtype());
+    Ok(())
 }

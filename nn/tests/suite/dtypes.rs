@@ -1,6 +1,6 @@
 //! Parameters that keep f32 in a model of 16 bits: what layers compute with them, and what an optimizer keeps.
 
-use ferrotron_autograd::{Var, lock};
+use ferrotron_autograd::Var;
 use ferrotron_nn::{
     Bias, BufferConfig, Embedding, Init, LayerNorm, Linear, MASTER, Module, Optimizer,
     OptimizerConfig, Param, ParamAndGradBuffer, ParamOptions, ParamPatterns, RmsNorm, Scope,
@@ -91,13 +91,13 @@ fn buckets_have_one_dtype_and_f32_needs_no_master_weights() -> Result<()> {
             let config = BufferConfig { sharding, shard, ..BufferConfig::default() };
             let buffers = ParamAndGradBuffer::with_config(&params, &config)?;
             for group in buffers.groups() {
-                let dtype = lock(&group.weights).dtype();
+                let dtype = group.weights.lock().unwrap().dtype();
                 let is_kept = |param: &Param| !param.name().starts_with("fc.");
                 for param in &group.params {
                     let want = if is_kept(param) { DType::F32 } else { DType::BF16 };
                     assert_eq!((dtype, param.leaf().dtype()), (want, want), "{}", param.name());
                 }
-                assert_eq!(lock(&group.gradients).dtype(), DType::F32);
+                assert_eq!(group.gradients.lock().unwrap().dtype(), DType::F32);
             }
             let optimizer = Optimizer::new(OptimizerConfig::ADAMW, &buffers)?;
             optimizer.visit(|name, state, place, value| {

@@ -1,7 +1,7 @@
 //! Weights of 16 bits: what their optimizer keeps, and that small updates are not lost. The techniques are those
 //! of Micikevicius et al., "Mixed Precision Training", arXiv 1710.03740.
 
-use ferrotron_autograd::{Accum, lock};
+use ferrotron_autograd::Accum;
 use ferrotron_nn::shard_exchange::NoExchange;
 use ferrotron_nn::{
     BufferConfig, GradDType, Init, MASTER, Optimizer, OptimizerConfig, ParamAndGradBuffer,
@@ -165,7 +165,7 @@ fn gradients_of_16_bit_weights_are_added_up_in_f32() -> Result<()> {
                 }
             })?;
         }
-        let sums = lock(&buffers.groups()[0].gradients).tensor(0)?.to_f64()?;
+        let sums = buffers.groups()[0].gradients.lock().unwrap().tensor(0)?.to_f64()?;
         assert_eq!(sums, [want; 8], "{gradients:?}");
     }
     Ok(())

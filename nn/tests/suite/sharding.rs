@@ -1,6 +1,6 @@
 //! Shards of a group on several ranks: together they hold every element once.
 
-use ferrotron_autograd::{Accum, lock};
+use ferrotron_autograd::Accum;
 use ferrotron_nn::{
     AdafactorConfig, BufferConfig, Init, Optimizer, OptimizerConfig, Param, ParamAndGradBuffer,
     Scope, Sharding, StepSize, WeightDecay,
@@ -181,17 +181,17 @@ fn gradients_are_kept_in_shards() -> Result<()> {
         for group in buffers.groups() {
             for (accum, times) in [(Accum::Replace, 1.0), (Accum::Add, 2.0), (Accum::Replace, 1.0)]
             {
-                assert_eq!(lock(&group.gradients).len(), 0, "nothing is whole in between");
+                assert_eq!(group.gradients.lock().unwrap().len(), 0, "nothing is whole in between");
                 group.alloc_gradients()?;
                 let fill = |(i, x): (usize, &mut f64)| *x = i as f64 + 1.0;
-                lock(&group.gradients).with_slice_mut(.., |gradients| {
+                group.gradients.lock().unwrap().with_slice_mut(.., |gradients| {
                     gradients.as_mut_slice::<f64>()?.iter_mut().enumerate().for_each(fill);
                     Ok(())
                 })?;
                 group.write_back_gradients(accum)?;
                 let want: Vec<f64> =
                     group.owned.clone().map(|i| times * (i as f64 + 1.0)).collect();
-                let sums = lock(group.reduced_grads()).slice(..)?.to_vec::<f64>()?;
+                let sums = group.reduced_grads().lock().unwrap().slice(..)?.to_vec::<f64>()?;
                 assert_eq!(sums, want, "{config:?}, {accum:?}");
             }
             let squares: f64 = group.owned.clone().map(|i| (i as f64 + 1.0).powi(2)).sum();
@@ -210,12 +210,12 @@ fn gradients_are_kept_in_shards() -> Result<()> {
 fn sums_of_replicas_are_divided() -> Result<()> {
     let buffers = buffers(&BufferConfig::default())?;
     for group in buffers.groups() {
-        lock(&group.weights).with_slice_mut(.., |weights| {
+        group.weights.lock().unwrap().with_slice_mut(.., |weights| {
             weights.as_mut_slice::<f64>()?.fill(6.0);
             Ok(())
         })?;
         group.divide_weights(4)?;
-        assert!(lock(&group.weights).slice(..)?.to_f64()?.iter().all(|&x| x == 1.5));
+        assert!(group.weights.lock().unwrap().slice(..)?.to_f64()?.iter().all(|&x| x == 1.5));
         let held = group.params[0].leaf().value()?;
         let error = group.divide_weights(2).unwrap_err().to_string();
         assert!(error.contains(group.params[0].name()), "{error}");

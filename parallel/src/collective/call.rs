@@ -152,6 +152,23 @@ impl Call {
         let rows = partition_range(self.len / self.unit, parts, index);
         rows.start * self.unit..rows.end * self.unit
     }
+
+    /// Bytes that rank `rank` of `size` sends, if parts go round a ring: those of backends that do not tell.
+    pub fn bytes_sent(&self, rank: usize, size: usize) -> u64 {
+        let (whole, own) = (self.len, self.chunk_range(size, rank).len());
+        let elements = match self.op {
+            Op::AllReduce(_) => 2 * whole * (size - 1) / size,
+            Op::AllGather | Op::ReduceScatter(_) => whole * (size - 1) / size,
+            Op::AllToAll => whole - own,
+            Op::Scatter { root } if root == rank => whole - own,
+            Op::Gather { root } if root != rank => own,
+            Op::Broadcast { .. } | Op::Reduce { .. } | Op::Send { .. } | Op::SendRecv { .. } => {
+                whole
+            }
+            _ => 0,
+        };
+        (elements * self.dtype.size()) as u64
+    }
 }
 
 impl fmt::Display for Call {

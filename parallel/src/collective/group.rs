@@ -4,7 +4,7 @@ use ferrotron_autograd::SharedFlatBuffer;
 use ferrotron_tensor::{DType, Device, Error, Result, Tensor};
 use std::fmt;
 use std::panic::Location;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 use super::blocking::Blocking;
 use super::fake::Fake;
@@ -79,7 +79,7 @@ impl Group {
     }
 
     /// The backend that carries out the calls; none in a group of one.
-    pub(super) fn collective(&self) -> Option<&Arc<dyn Collective>> {
+    pub fn collective(&self) -> Option<&Arc<dyn Collective>> {
         self.0.as_ref()
     }
 
@@ -302,12 +302,14 @@ impl Group {
     #[track_caller]
     fn in_place_flat(&self, op: Op, flat: &SharedFlatBuffer) -> Work<()> {
         let Some(collective) = &self.0 else { return Work::ready(()) };
-        let (dtype, len) = {
-            let flat = flat.lock().unwrap_or_else(PoisonError::into_inner);
-            (flat.dtype(), flat.numel())
+        let (dtype, len) = match flat.lock() {
+            Ok(flat) => (flat.dtype(), flat.numel()),
+            Err(error) => return Work::ended(Err(error)),
         };
         let call = Call { op, dtype, len, unit: 1, site: Location::caller() };
-        collective.start(call, Memory::in_place(Buffer::Flat(flat.clone()))).map(|_| Ok(()))
+        collective
+            .start(call, Memory::in_place(Buffer::Flat(flat.to_fill().clone())))
+            .map(|_| Ok(()))
     }
 
     fn peers(&self, op: &'static str) -> Result<&Arc<dyn Collective>> {

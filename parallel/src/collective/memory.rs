@@ -1,9 +1,8 @@
 //! The memory that a collective reads and writes: it owns it until it is waited for.
 
-use ferrotron_autograd::SharedFlatBuffer;
 use ferrotron_tensor::ops::pointwise::into_unique;
 use ferrotron_tensor::{Error, FlatBuffer, Result, Staging, Tensor, dispatch_any};
-use std::sync::{MutexGuard, TryLockError};
+use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 use std::time::Duration;
 use tokio::task::spawn_blocking;
 use tokio::time::sleep;
@@ -16,7 +15,7 @@ pub enum Buffer {
     /// A dense tensor that no other handle shares.
     Tensor(Tensor),
     /// All ranges of a flat, which is locked while the call runs. No other code may hold one of them meanwhile.
-    Flat(SharedFlatBuffer),
+    Flat(Arc<Mutex<FlatBuffer>>),
 }
 
 impl Buffer {

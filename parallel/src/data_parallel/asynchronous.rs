@@ -97,7 +97,7 @@ impl DataParallel {
                 (gradients, Some(sums))
             }
         };
-        self.swap(&gradients);
+        self.swap(&gradients)?;
         let own = |rank| if rank == ranks.rank() { staleness as f64 } else { 0.0 };
         let numbers: Vec<f64> = numbers.iter().copied().chain((0..ranks.size()).map(own)).collect();
         let numbers = Tensor::from_slice(&outstanding.host, &numbers, &[numbers.len()])?;
@@ -120,7 +120,7 @@ impl DataParallel {
             return Err(Error::graph("data_parallel", message));
         }
         let (gradients, sums) = first.wait(self.shared.mesh.dp_cp().size())?;
-        self.swap(&gradients);
+        self.swap(&gradients)?;
         outstanding.free.push(gradients);
         self.is_reduced.store(true, Relaxed);
         Ok(Some(sums))
@@ -152,10 +152,11 @@ impl DataParallel {
     }
 
     /// Exchanges the memory of the gradient buffers with that of others.
-    fn swap(&self, others: &[SharedFlatBuffer]) {
+    fn swap(&self, others: &[SharedFlatBuffer]) -> Result<()> {
         for (group, other) in self.buffers().groups().iter().zip(others) {
-            std::mem::swap(&mut *lock(&group.gradients), &mut *lock(other));
+            std::mem::swap(&mut *group.gradients.lock()?, &mut *other.lock()?);
         }
+        Ok(())
     }
 }
 

@@ -7,8 +7,8 @@
 //! | [`Sharding`] | when a bucket's gradients are complete | after the update | elements per step |
 //! |---|---|---|---|
 //! | `None` | all-reduce, once per step | - | 2 Psi |
-//! | `Optimizer` | reduce-scatter, once per step | all-gather | 2 Psi |
-//! | `Gradients` | reduce-scatter, every micro-batch | all-gather | (m + 1) Psi |
+//! | `Optimizer` | reduce-scatter, once per step | all-gather, during the next forward | 2 Psi |
+//! | `Gradients` | reduce-scatter, every micro-batch | all-gather, during the next forward | (m + 1) Psi |
 //! | `Weights` | reduce-scatter, every micro-batch; all-gather of weights in forward and in backward | - | 3 m Psi |
 //!
 //! In a pipeline a micro-batch's gradients are those of one chunk of the stage, so no bucket spans two chunks, and weights

@@ -1,10 +1,9 @@
 //! The gradients of steps that are summed while later steps are computed.
 
-use ferrotron_autograd::{SharedFlatBuffer, lock};
+use ferrotron_autograd::SharedFlatBuffer;
 use ferrotron_nn::{Param, ParamAndGradBucket, ParamAndGradBuffer};
 use ferrotron_tensor::{Category, Device, FlatBuffer, Result, Tensor};
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex};
 
 use super::config::AsyncUpdates;
 use crate::collective::{Group, Reduction, Work};
@@ -44,9 +43,9 @@ impl Outstanding {
         let of_group = |group: &ParamAndGradBucket| {
             let part = |param: &Param| (param.name().to_string(), param.leaf().dims().to_vec());
             let parts: Vec<_> = group.params.iter().map(part).collect();
-            let (device, dtype) = (group.params[0].leaf().device(), lock(&group.gradients).dtype());
+            let (device, dtype) = (group.gradients.device(), group.gradients.dtype());
             let flat = FlatBuffer::new(device, dtype, Category::Gradients, &parts)?;
-            Ok(Arc::new(Mutex::new(flat)))
+            Ok(SharedFlatBuffer::new(flat))
         };
         let of_step = |_| buffers.groups().iter().map(of_group).collect();
         Ok(Outstanding {

@@ -298,7 +298,7 @@ impl ReductionState {
     }
 
     /// Starts gathering the weights of a group, after each rank has updated its shard.
-    pub fn gather_weights(&self, group: &ParamAndGradBucket) -> Result<Work<()>> {
+    pub fn gather_weights(&self, group: &ParamAndGradBucket) -> Result<()> {
         gather_weights(self.mesh.dp_cp(), group)
     }
 

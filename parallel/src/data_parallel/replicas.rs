@@ -3,7 +3,7 @@
 //! A parameter with a wrong fact trains without an error: a norm whose gradient lacks the positions of other ranks, a
 //! tied embedding whose two copies drift apart. Its replicas differ after the first backward, which this finds.
 
-use ferrotron_autograd::{SharedFlatBuffer, lock};
+use ferrotron_autograd::SharedFlatBuffer;
 use ferrotron_nn::{Axis, ParamAndGradBucket, Sharding};
 use ferrotron_tensor::{Error, Result};
 use serde::{Deserialize, Serialize};
@@ -85,7 +85,7 @@ pub(super) fn map_pieces<T>(
     f: impl Fn(&[f64]) -> T,
 ) -> Result<Vec<T>> {
     let mut start = if shard.is_some() { 0 } else { group.owned.start };
-    let flat = lock(shard.unwrap_or(whole));
+    let flat = shard.unwrap_or(whole).lock()?;
     let pieces = group.pieces().into_iter().map(|(_, place)| {
         let end = start + place.dims().iter().product::<usize>();
         let piece = flat.slice(std::mem::replace(&mut start, end)..end)?;

@@ -8,7 +8,7 @@ use ferrotron_nn::{ParamAndGradBucket, Unused};
 use ferrotron_tensor::Result;
 
 use super::whole_parameters;
-use crate::collective::{Group, Work};
+use crate::collective::Group;
 
 /// All lines, with their gathered buckets.
 pub(super) struct UnshardPrefetcher {
@@ -21,8 +21,8 @@ pub(super) struct UnshardPrefetcher {
 struct BucketChain {
     buckets: Vec<usize>,
     walk: PrefetchWindow,
-    /// Positions with gathered weights or, with work, weights in transit.
-    here: Vec<(usize, Option<Work<()>>)>,
+    /// Positions with gathered weights, or weights on their way.
+    here: Vec<usize>,
 }
 
 /// The gathered positions of a line: the one in use and a companion.
@@ -84,13 +84,16 @@ pub(super) fn lines(groups: &[ParamAndGradBucket]) -> Vec<Vec<usize>> {
     lines
 }
 
-/// Starts gathering the weights of a bucket over the ranks along the batch axes.
-pub(super) fn gather_weights(batch: &Group, bucket: &ParamAndGradBucket) -> Result<Work<()>> {
-    if bucket.owners.is_empty() {
-        return Ok(batch.all_gather_flat(&bucket.weights));
+/// Starts gathering the weights of a bucket over the ranks along the batch axes. Their next use waits for them.
+pub(super) fn gather_weights(batch: &Group, bucket: &ParamAndGradBucket) -> Result<()> {
+    if !bucket.owners.is_empty() {
+        return whole_parameters::gather(batch, bucket);
     }
-    whole_parameters::gather(batch, bucket)?;
-    Ok(Work::ready(()))
+    let gathering = batch.all_gather_flat(&bucket.weights);
+    match gathering.is_done() {
+        true => gathering.wait(),
+        false => bucket.weights.expect(|| gathering.wait()),
+    }
 }
 
 impl UnshardPrefetcher {
@@ -105,7 +108,7 @@ impl UnshardPrefetcher {
         UnshardPrefetcher { lines, gathers_all: unused == Unused::Skip }
     }
 
-    /// Waits until the weights of a bucket are gathered, and starts gathering the next ones.
+    /// Starts gathering the weights of a bucket, unless they are gathered, and the next ones.
     pub fn fetch(
         &mut self,
         batch: &Group,
@@ -121,12 +124,11 @@ impl UnshardPrefetcher {
         });
         let (line, position) = found.expect("every bucket is on a line");
         if self.gathers_all {
-            return line.arrive(position);
+            return Ok(());
         }
         let gathered = line.walk.advance(position);
         line.free(buckets)?;
-        gathered.into_iter().try_for_each(|position| line.gather(batch, buckets, position))?;
-        line.arrive(position)
+        gathered.into_iter().try_for_each(|position| line.gather(batch, buckets, position))
     }
 
     fn gather_all(&mut self, batch: &Group, buckets: &[ParamAndGradBucket]) -> Result<()> {
@@ -156,26 +158,20 @@ impl BucketChain {
         let group = &buckets[self.buckets[position]];
         group.alloc_weights()?;
         group.copy_in_weights()?;
-        self.here.push((position, Some(gather_weights(batch, group)?)));
+        gather_weights(batch, group)?;
+        self.here.push(position);
         Ok(())
-    }
-
-    fn arrive(&mut self, position: usize) -> Result<()> {
-        let entry = self.here.iter_mut().find(|(other, _)| *other == position);
-        entry.and_then(|(_, work)| work.take()).map_or(Ok(()), Work::wait)
     }
 
     /// Frees the positions that are no longer needed.
     fn free(&mut self, buckets: &[ParamAndGradBucket]) -> Result<()> {
-        for (position, work) in std::mem::take(&mut self.here) {
-            if self.walk.holds(position) {
-                self.here.push((position, work));
-            } else {
-                work.map_or(Ok(()), Work::wait)?;
-                buckets[self.buckets[position]].reshard_weights();
-            }
-        }
-        Ok(())
+        let (held, unused): (Vec<usize>, Vec<usize>) = std::mem::take(&mut self.here)
+            .into_iter()
+            .partition(|&position| self.walk.holds(position));
+        self.here = held;
+        unused
+            .into_iter()
+            .try_for_each(|position| buckets[self.buckets[position]].reshard_weights())
     }
 }
 

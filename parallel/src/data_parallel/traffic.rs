@@ -1,6 +1,5 @@
 //! Computes the communication volume of a step in advance.
 
-use ferrotron_autograd::lock;
 use ferrotron_nn::shard_exchange::ExchangeSize;
 use ferrotron_nn::{Axis, Optimizer, ParamAndGradBucket, Sharding};
 use ferrotron_tensor::DType;
@@ -82,7 +81,7 @@ impl DataParallel {
         for (bucket, group) in groups.iter().enumerate() {
             let len = group.numel();
             let weight = group.params[0].leaf().dtype().size();
-            let dtype = lock(&group.gradients).dtype();
+            let dtype = group.gradients.dtype();
             let gradient = dtype.size();
             let (scattered, gathered) = match group.owners.is_empty() {
                 true => (scatter(batch, len, gradient), gather(batch, len, weight)),

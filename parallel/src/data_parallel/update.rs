@@ -1,7 +1,7 @@
 //! Updates weights on all ranks, or on none: a rank that must refuse the step tells the others before any of them
 //! updates.
 
-use ferrotron_nn::{Axis, Optimizer, ParamAndGradBucket, Sharding, StepConfig};
+use ferrotron_nn::{Axis, Optimizer, Sharding, StepConfig};
 use ferrotron_tensor::ops::step::DeviceStepParams;
 use ferrotron_tensor::{Device, Error, Result, Tensor};
 
@@ -9,11 +9,12 @@ use super::DataParallel;
 use super::equal_ranks::{difference, equal_numbers};
 use super::shard_exchange::TensorAxis;
 use crate::agreement::wait_for_all;
-use crate::collective::{Group, Reduction, Work};
+use crate::collective::{Group, Reduction};
 
 impl DataParallel {
-    /// Updates the weights that this rank owns. If ranks own shards of replicated weights, it then gathers the
-    /// weights; if ranks take independent steps and the period has ended, it averages them.
+    /// Updates the weights that this rank owns. If ranks own shards of replicated weights, it then starts to gather the
+    /// weights, and returns: each use of a parameter waits for its bucket, so that the next forward overlaps with the rest.
+    /// If ranks take independent steps and the period has ended, it averages them.
     ///
     /// All ranks call this in the same steps. It reduces a few numbers over them, to refuse together; over the ranks of
     /// its model replica only, if replicas take independent steps or do not wait for updates.
@@ -91,10 +92,40 @@ impl DataParallel {
             }
             Sharding::None | Sharding::Weights => Ok(()),
             Sharding::Optimizer | Sharding::Gradients => {
-                let gather = |group: &ParamAndGradBucket| shared.gather_weights(group);
-                let works = shared.buffers.groups().iter().map(gather);
-                works.collect::<Result<Vec<_>>>()?.into_iter().try_for_each(Work::wait)
+                // In the order of their use: buckets are in that of backward.
+                let mut groups = shared.buffers.groups().iter().rev();
+                groups.try_for_each(|group| shared.gather_weights(group))
             }
         }
+    }
+
+    /// Waits for the weights that [`DataParallel::update`] gathers, as each use of a parameter does: to measure time, or
+    /// [traffic](crate::collective::Group::traffic), which counts calls as they end.
+    ///
+    /// Errors if another rank is gone.
+    ///
+    /// ```
+    /// use ferrotron_nn::{Bias, Init, Linear, Optimizer, OptimizerConfig, Sharding, StepConfig};
+    /// use ferrotron_parallel::data_parallel::{DataParallel, DataParallelConfig};
+    /// use ferrotron_parallel::mesh::{Mesh, ParallelDims};
+    /// use ferrotron_tensor::{DType, Device, Tensor};
+    ///
+    /// let sent = Mesh::run_threads(ParallelDims::new(2, 1, 1, 1)?, |mesh| {
+    ///     let layer = Linear::new(&mesh.scope(&Device::cpu(1)?, DType::F32, 1), 4, 4, Bias::No, Init::Ones)?;
+    ///     let config = DataParallelConfig { sharding: Sharding::Optimizer, ..DataParallelConfig::default() };
+    ///     let parallel = DataParallel::new(&[&layer], mesh, &config)?;
+    ///     let mut optimizer = Optimizer::new(OptimizerConfig::SGD, parallel.buffers())?;
+    ///     parallel.begin_step(1);
+    ///     layer.weight().leaf().var()?.sum_all()?.backward()?;
+    ///     parallel.finish_step()?;
+    ///     parallel.update(&mut optimizer, &StepConfig { lr: 0.1, grad_scale: 1.0 })?;
+    ///     parallel.wait_for_weights()?;
+    ///     Ok(mesh.dp_cp().traffic().calls_and_bytes("all_gather"))
+    /// })?;
+    /// assert_eq!(sent, [(1, 8 * 4), (1, 8 * 4)]);
+    /// # Ok::<(), ferrotron_tensor::Error>(())
+    /// ```
+    pub fn wait_for_weights(&self) -> Result<()> {
+        self.buffers().groups().iter().try_for_each(|group| group.weights.wait())
     }
 }

@@ -4,7 +4,7 @@
 //! Unlike shards of a flat buffer, parameters have arbitrary sizes: each is a separate call, which is waited for
 //! before the next one.
 
-use ferrotron_autograd::{SharedFlatBuffer, lock};
+use ferrotron_autograd::SharedFlatBuffer;
 use ferrotron_nn::ParamAndGradBucket;
 use ferrotron_tensor::{Result, Tensor};
 
@@ -32,7 +32,7 @@ fn exchange(
     if ranks.size() == 1 {
         return Ok(());
     }
-    let mut flat = lock(flat);
+    let mut flat = flat.lock()?;
     for (range, (param, &owner)) in group.params.iter().zip(&group.owners).enumerate() {
         if param.leaf().numel() == 0 {
             continue;

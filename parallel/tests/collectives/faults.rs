@@ -3,7 +3,7 @@
 use ferrotron_autograd::SharedFlatBuffer;
 use ferrotron_parallel::collective::{Call, Group, Memory, Op, Reduction, World};
 use ferrotron_tensor::{Category, DType, Device, ErrorKind, FlatBuffer, Result};
-use std::sync::{Arc, Mutex};
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use crate::values::make;
@@ -297,7 +297,7 @@ pub fn a_tensor_that_holds_a_flat_is_named(backend: Backend) {
         let group = world.group("dp", &all(&world))?;
         let ranges = [("tok_emb.weight".to_string(), vec![8])];
         let flat = FlatBuffer::new(&Device::cpu(1)?, DType::F32, Category::Gradients, &ranges)?;
-        let flat: SharedFlatBuffer = Arc::new(Mutex::new(flat));
+        let flat = SharedFlatBuffer::new(flat);
         group.all_reduce_flat(&flat, Reduction::Sum).wait()?;
         let _held = (world.rank() == 0).then(|| flat.lock().unwrap().tensor(0));
         until_error(|| group.all_reduce_flat(&flat, Reduction::Sum).wait())

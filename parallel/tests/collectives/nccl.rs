@@ -7,7 +7,6 @@ use ferrotron_parallel::collective::{
     Group, NcclConfig, Reduction, World, WorldConfig, partition_range, run_threads,
 };
 use ferrotron_tensor::{Category, CudaGraph, DType, Error, FlatBuffer, Result, Tensor};
-use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use crate::values::{check, device, make, on_gpu, read, value};
@@ -116,7 +115,7 @@ fn flats_and_work_that_nobody_waits_for() {
     run(2, |world, group| {
         let ranges = [("a".to_string(), vec![4]), ("b".to_string(), vec![2, 2])];
         let flat = FlatBuffer::uninit(&device()?, DType::F32, Category::Gradients, &ranges)?;
-        let flat: SharedFlatBuffer = Arc::new(Mutex::new(flat));
+        let flat = SharedFlatBuffer::new(flat);
         for range in 0..2 {
             flat.lock().unwrap().with_mut(range, |part| {
                 let ones = Tensor::full(part.device(), DType::F32, part.dims(), 1.0)?;

@@ -4,7 +4,6 @@ use ferrotron_autograd::SharedFlatBuffer;
 use ferrotron_parallel::collective::{Reduction, partition_range};
 use ferrotron_tensor::{Category, DType, Error, FlatBuffer, Tensor};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use crate::values::{check, device, make, value};
@@ -248,7 +247,7 @@ pub fn flats_are_reduced_where_they_lie(backend: Backend) {
             let (group, rank) = (world.group("all", &all(&world))?, world.rank());
             let ranges = [("a".to_string(), vec![5, 3]), ("b".to_string(), vec![8])];
             let flat = FlatBuffer::uninit(&device()?, DType::F32, Category::Gradients, &ranges)?;
-            let flat: SharedFlatBuffer = Arc::new(Mutex::new(flat));
+            let flat = SharedFlatBuffer::new(flat);
             let len = flat.lock().unwrap().numel();
             let fill = || {
                 let mut flat = flat.lock().unwrap();

@@ -3,7 +3,6 @@
 use ferrotron_autograd::SharedFlatBuffer;
 use ferrotron_parallel::collective::Reduction;
 use ferrotron_tensor::{Category, DType, Device, FlatBuffer};
-use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use crate::worlds::Backend;
@@ -16,7 +15,7 @@ pub fn a_huge_call_does_not_keep_another_group_waiting(backend: Backend) {
         let (huge, small) = (world.group("huge", &[0, 1])?, world.group("small", &[0, 1])?);
         let ranges = [("buffer".to_string(), vec![LEN])];
         let flat = FlatBuffer::new(&Device::cpu(1)?, DType::F32, Category::Gradients, &ranges)?;
-        let flat: SharedFlatBuffer = Arc::new(Mutex::new(flat));
+        let flat = SharedFlatBuffer::new(flat);
         huge.all_gather_flat(&flat).wait()?; // every page has been touched
         small.barrier().wait()?;
 

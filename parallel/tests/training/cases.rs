@@ -1,7 +1,7 @@
 //! Cases that other systems test, or were found to get wrong. They cover gradient accumulation in a pipeline, buckets
 //! and their owners, and gradients that are missing, too many, zero on some ranks, or whole numbers.
 
-use ferrotron_autograd::{Accum, Var, lock};
+use ferrotron_autograd::{Accum, Var};
 use ferrotron_nn::{
     Bias, BufferConfig, Init, Linear, Module, Optimizer, OptimizerConfig, Param,
     ParamAndGradBuffer, Scope, Sharding, StepConfig,
@@ -138,7 +138,7 @@ fn the_owner_has_the_sum_and_the_rest_is_untouched() {
                     let own = partition_range(group.numel(), 3, mesh.rank());
                     let own = if sharding == Sharding::None { 0..group.numel() } else { own };
                     assert_eq!(group.owned, own);
-                    let sums = lock(group.reduced_grads());
+                    let sums = group.reduced_grads().lock().unwrap();
                     let sums = sums.slice(..)?.to_vec::<f64>()?;
                     let kept = if sums.len() == own.len() { 0..own.len() } else { own };
                     for (i, &x) in sums.iter().enumerate() {

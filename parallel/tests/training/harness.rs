@@ -1,6 +1,5 @@
 //! Trains a toy in a layout and by itself, and compares.
 
-use ferrotron_autograd::lock;
 use ferrotron_nn::{
     Axis, Module, Optimizer, OptimizerConfig, Param, ParamAndGradBucket, ParamAndGradBuffer,
     StepConfig, clip_coefficient,
@@ -177,7 +176,7 @@ impl Rank {
         let mut owns = self.owns();
         groups
             .flat_map(|group| {
-                let values = elements(&lock(group.reduced_grads()));
+                let values = elements(&group.reduced_grads().lock().unwrap());
                 let owned = match &group.gradient_shard {
                     Some(_) => &values[..],
                     None => &values[group.owned.clone()],
@@ -194,10 +193,10 @@ impl Rank {
             .flat_map(|group| {
                 let own = owns(group);
                 if let Some(shard) = &group.weight_shard {
-                    let values = elements(&lock(shard));
+                    let values = elements(&shard.lock().unwrap());
                     return cut(&group.params, group.owned.clone(), &values, own);
                 }
-                let values = elements(&lock(&group.weights));
+                let values = elements(&group.weights.lock().unwrap());
                 let owned = group.owned.clone();
                 let mut pieces = cut(&group.params, owned.clone(), &values[owned], own);
                 // What others own has to be here too.

@@ -7,6 +7,7 @@ mod asynchronous;
 mod cases;
 mod executor;
 mod faults;
+mod gathers;
 mod grid;
 mod harness;
 mod local;

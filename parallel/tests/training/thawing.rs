@@ -9,19 +9,19 @@ use ferrotron_parallel::tensor_parallel::SequenceParallel;
 use ferrotron_tensor::{Category, DType, Device, Result, Tensor};
 
 #[derive(Module)]
-struct Layers(Vec<Linear>);
+pub struct Layers(pub Vec<Linear>);
 
 const NAMES: [&str; 3] = ["0", "1", "2"];
 
 impl Layers {
-    fn new(mesh: &Mesh, device: &Device) -> Result<Layers> {
+    pub fn new(mesh: &Mesh, device: &Device) -> Result<Layers> {
         let scope = mesh.scope(device, DType::F64, 5);
         let init = Init::Normal { std: 0.5 };
         let layer = |name| Linear::new(&scope.child(name), 3, 3, Bias::Yes, init);
         Ok(Layers(NAMES.into_iter().map(layer).collect::<Result<_>>()?))
     }
 
-    fn loss(&self, sample: usize) -> Result<Var> {
+    pub fn loss(&self, sample: usize) -> Result<Var> {
         let device = self.0[0].weight().leaf().device();
         let x: Vec<f64> = (0..3).map(|i| (sample * 3 + i) as f64 * 0.1 - 0.4).collect();
         let x = Var::constant(Tensor::from_slice(device, &x, &[1, 3])?);
@@ -29,18 +29,18 @@ impl Layers {
         y.square()?.sum_all()
     }
 
-    fn values(&self) -> Result<Vec<Vec<f64>>> {
+    pub fn values(&self) -> Result<Vec<Vec<f64>>> {
         self.params().iter().map(|param| param.leaf().value()?.to_f64()).collect()
     }
 }
 
-fn on_two_ranks<T: Send>(f: impl Fn(&Mesh) -> Result<T> + Sync) -> Vec<Result<T>> {
+pub fn on_two_ranks<T: Send>(f: impl Fn(&Mesh) -> Result<T> + Sync) -> Vec<Result<T>> {
     run_threads(2, &WorldConfig::default(), |world| {
         f(&Mesh::new(&world, ParallelDims::new(2, 1, 1, 1)?, SequenceParallel::Off)?) // dp 2
     })
 }
 
-fn place(layers: &Layers, mesh: &Mesh, sharding: Sharding) -> Result<DataParallel> {
+pub fn place(layers: &Layers, mesh: &Mesh, sharding: Sharding) -> Result<DataParallel> {
     let config =
         DataParallelConfig { sharding, bucket_numel: Some(10), ..DataParallelConfig::default() };
     DataParallel::new(&[layers], mesh, &config)

@@ -32,6 +32,7 @@ fn counted(plan: &Plan) -> u64 {
         for step in 0..steps {
             rank.step(step)?;
         }
+        rank.parallel.wait_for_weights()?; // whole calls are counted
         let wanted = rank.expected_traffic(steps)?;
         if rank.plan.stages == 1 {
             assert_eq!(rank.parallel.expected_traffic(rank.plan.microbatches, steps), wanted);

@@ -2,44 +2,13 @@
 
 use ferrotron_parallel::pipeline::{Direction, Instruction, Message, PipelineSchedule, Span};
 use ferrotron_tensor::Result;
-use std::collections::HashMap;
 
-use crate::cluster::Software;
+use super::shared::Shared;
 use crate::program::Program;
 use crate::sharing::Piece;
 use crate::stage_time::{Slot, StageTime};
 use crate::steps::{Block, Part, Step, Traffic};
 use crate::trace::{About, Mark};
-
-/// State of all stages.
-pub(super) struct Shared<'a> {
-    schedule: &'a PipelineSchedule,
-    software: Software,
-    /// Transfers by receiver and its name for the message.
-    messages: HashMap<(usize, Message), Transfer>,
-    /// Calls of groups that span stages, by group and number: when each stage came.
-    meetings: HashMap<(String, i64), Vec<f64>>,
-}
-
-impl<'a> Shared<'a> {
-    pub(super) fn new(schedule: &'a PipelineSchedule, software: Software) -> Shared<'a> {
-        Shared { schedule, software, messages: HashMap::new(), meetings: HashMap::new() }
-    }
-}
-
-#[derive(Clone, Copy, Default)]
-struct Transfer {
-    sent: Option<f64>,
-    posted: Option<f64>,
-    seconds: f64,
-}
-
-impl Transfer {
-    /// The end, if both sides have come.
-    fn end(&self) -> Option<f64> {
-        Some(self.sent?.max(self.posted?) + self.seconds)
-    }
-}
 
 /// Whether an instruction has a block of the program: a computation or an update.
 fn is_block(instruction: &Instruction) -> bool {
@@ -90,7 +59,7 @@ impl<'a> Rank<'a> {
     ) -> Rank<'a> {
         let groups = program.groups.len();
         let time = StageTime { launches: vec![0; program.launches.len()], ..StageTime::default() };
-        Rank {
+        let mut rank = Rank {
             stage,
             program,
             now: 0.0,
@@ -106,7 +75,15 @@ impl<'a> Rank<'a> {
             marks: with_marks.then(Vec::new),
             pieces: with_pieces.then(Vec::new),
             open: Vec::new(),
+        };
+        for step in &program.carried {
+            if let Step::Start { group, seconds, operation, bytes, .. } = *step {
+                let call = Call::Until(rank.occupy(group, seconds));
+                rank.begin(group, call, seconds, (operation, bytes));
+            }
         }
+        rank.first = rank.calls.iter().map(|calls| calls.len() as i64).collect();
+        rank
     }
 
     pub(super) fn is_done(&self, schedule: &PipelineSchedule) -> bool {
@@ -271,8 +248,18 @@ impl<'a> Rank<'a> {
         } else {
             Call::Until(self.occupy(group, seconds))
         };
+        self.begin(group, call, seconds, (operation, bytes));
+    }
+
+    fn begin(
+        &mut self,
+        group: usize,
+        call: Call,
+        seconds: f64,
+        (operation, bytes): (&'static str, u64),
+    ) {
         if let Call::Until(end) = call {
-            let about = About::Call { group: facts.name.clone(), bytes };
+            let about = About::Call { group: self.program.groups[group].name.clone(), bytes };
             self.mark("collective", operation.to_string(), end - seconds, end, about);
         }
         self.calls[group].push(call);

@@ -43,8 +43,10 @@ pub enum ErrorKind {
 
 /// An error: its kind, the operation that detected it, and the values involved. [`Error::at`] adds the module path as
 /// the error propagates.
+#[derive(Clone)]
 pub struct Error(Box<ErrorInner>);
 
+#[derive(Clone)]
 struct ErrorInner {
     kind: ErrorKind,
     op: &'static str,

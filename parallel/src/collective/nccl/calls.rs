@@ -176,25 +176,6 @@ fn address(buffer: &mut Option<Buffer>, numel: usize) -> Result<u64> {
     }
 }
 
-/// Bytes that a ring, or a message, makes this rank send.
-pub fn bytes_sent(call: &Call, rank: usize, size: usize) -> u64 {
-    let (whole, own) = (call.len, call.chunk_range(size, rank).len());
-    let elements = match call.op {
-        Op::AllReduce(_) => 2 * whole * (size - 1) / size,
-        Op::AllGather | Op::ReduceScatter(_) => whole * (size - 1) / size,
-        Op::AllToAll | Op::Scatter { .. } if scatters(call.op, rank) => whole - own,
-        Op::Gather { root } if root != rank => own,
-        Op::Broadcast { .. } | Op::Reduce { .. } | Op::Send { .. } | Op::SendRecv { .. } => whole,
-        _ => 0,
-    };
-    (elements * call.dtype.size()) as u64
-}
-
-/// Returns whether this rank sends parts to others.
-fn scatters(op: Op, rank: usize) -> bool {
-    !matches!(op, Op::Scatter { root } if root != rank)
-}
-
 fn reduction_op(reduction: Reduction) -> nccl::Reduction {
     match reduction {
         Reduction::Sum => nccl::Reduction::Sum,

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::super::{Call, Collective, CommVolume, Memory};
-use super::calls::{bytes_sent, give};
+use super::calls::give;
 
 /// Interval between two checks of calls that are under way.
 const PAUSE: Duration = Duration::from_millis(2);
@@ -129,7 +129,7 @@ impl Worker {
         // end, and the stream has waited for what the compute stream was given before.
         unsafe { give(communicator, &self.stream, (rank, size), call, memory)? };
         until_ready(communicator, &*self.host, self.timeout, &|| format!("{place} did not begin"))?;
-        let bytes = bytes_sent(call, rank, size);
+        let bytes = call.bytes_sent(rank, size);
         self.traffic.lock().unwrap_or_else(PoisonError::into_inner).count(call.op, bytes);
         Ok(())
     }

@@ -4,7 +4,6 @@
 //! copies it to the oldest of the stored ones. To select a stored version, its memory changes places with that of the
 //! newest one, so that parameters read it: no element moves.
 
-use ferrotron_autograd::lock;
 use ferrotron_nn::{Param, ParamAndGradBucket, ParamAndGradBuffer};
 use ferrotron_tensor::{Category, Error, FlatBuffer, Result};
 
@@ -85,10 +84,10 @@ impl WeightVersions {
         };
         if self.selected != self.newest {
             let slot = self.slot(self.selected)?;
-            self.stored[slot].exchange(buffers);
+            self.stored[slot].exchange(buffers)?;
         }
         if let Some(slot) = wanted {
-            self.stored[slot].exchange(buffers);
+            self.stored[slot].exchange(buffers)?;
         }
         self.selected = version;
         Ok(())
@@ -129,7 +128,7 @@ impl WeightVersions {
 
 /// Memory for other values of a bucket's weights.
 fn memory_like(bucket: &ParamAndGradBucket) -> Result<FlatBuffer> {
-    let weights = lock(&bucket.weights);
+    let weights = bucket.weights.lock()?;
     let part = |param: &Param| (param.name().to_string(), param.leaf().dims().to_vec());
     let parts: Vec<_> = bucket.params.iter().map(part).collect();
     FlatBuffer::uninit(weights.device(), weights.dtype(), Category::Weights, &parts)
@@ -140,7 +139,7 @@ impl Stored {
     fn store(&mut self, buffers: &ParamAndGradBuffer, version: usize) -> Result<()> {
         self.version = Some(version);
         for (group, copy) in buffers.groups().iter().zip(&mut self.weights) {
-            let weights = lock(&group.weights);
+            let weights = group.weights.lock()?;
             copy.with_slice_mut(.., |copy| copy.copy_from(&weights.slice(..)?))?;
         }
         self.updates = buffers.params().map(Param::leaf).map(|leaf| leaf.version()).collect();
@@ -148,14 +147,15 @@ impl Stored {
     }
 
     /// Exchanges this memory with that of the parameters.
-    fn exchange(&mut self, buffers: &ParamAndGradBuffer) {
+    fn exchange(&mut self, buffers: &ParamAndGradBuffer) -> Result<()> {
         for (group, stored) in buffers.groups().iter().zip(&mut self.weights) {
-            std::mem::swap(&mut *lock(&group.weights), stored);
+            std::mem::swap(&mut *group.weights.lock()?, stored);
         }
         for (param, updates) in buffers.params().zip(&mut self.updates) {
             let now = param.leaf().version();
             param.leaf().set_version(*updates);
             *updates = now;
         }
+        Ok(())
     }
 }

@@ -264,7 +264,6 @@ mod tests {
     use crate::collective::host::transport::channel::{RecvChannelKind, SendChannelKind};
     use crate::collective::host::transport::connect::{Connect, Pipes};
     use crate::collective::host::transport::tcp;
-    use ferrotron_autograd::SharedFlatBuffer;
     use ferrotron_tensor::{Category, Device, FlatBuffer};
     use std::panic::Location;
     use std::pin::Pin;
@@ -277,13 +276,13 @@ mod tests {
     /// Elements of a part: more than two small sockets hold.
     const PART: usize = 200_000;
 
-    fn is_locked(flat: &SharedFlatBuffer) -> bool {
+    fn is_locked(flat: &Arc<Mutex<FlatBuffer>>) -> bool {
         flat.try_lock().is_err()
     }
 
     /// Answers for ranks that are asked, and looks meanwhile whether the flat is locked.
     struct Witness {
-        flat: SharedFlatBuffer,
+        flat: Arc<Mutex<FlatBuffer>>,
         was_locked: AtomicBool,
         pipes: Mutex<Option<Pipes>>,
     }
@@ -324,12 +323,12 @@ mod tests {
     /// all that is due. Returns what came of it, and who was asked.
     fn all_gather_beside<F: Future<Output = TcpStream>>(
         limit: Duration,
-        peer: impl Fn(TcpStream, SharedFlatBuffer) -> F,
+        peer: impl Fn(TcpStream, Arc<Mutex<FlatBuffer>>) -> F,
     ) -> (Result<()>, Arc<Witness>) {
         let ranges = [("w".to_string(), vec![2 * PART])];
         let device = Device::cpu(1).unwrap();
         let flat = FlatBuffer::new(&device, DType::F32, Category::Weights, &ranges).unwrap();
-        let flat: SharedFlatBuffer = Arc::new(Mutex::new(flat));
+        let flat: Arc<Mutex<FlatBuffer>> = Arc::new(Mutex::new(flat));
         let site = Location::caller();
         let call = Call { op: Op::AllGather, dtype: DType::F32, len: 2 * PART, unit: 1, site };
         let witness = Arc::new(Witness {
