@@ -14,7 +14,7 @@ from collections import defaultdict
 from pathlib import Path
 
 LONGEST = 400  # lines of a file
-CRATES = ["cuda", "cuda/sim", "tensor", "autograd", "derive", "nn", "parallel", "data", "models", "planner", "fuzz", "."]
+CRATES = ["cuda", "cuda/sim", "tensor", "autograd", "derive", "nn", "parallel", "data", "models", "mpi", "planner", "fuzz", "."]
 TEXT = re.compile(
     r"""//[^\n]*|/\*.*?\*/|\bb?r(#*)".*?"\1|\bb?"(?:\\.|[^"\\])*"|"(?:\\.|[^"\\])*"|'(?:\\[^']*|[^\\'])'""", re.S)
 USE = re.compile(r"\b(pub\s+)?use\s+([^;]+);")

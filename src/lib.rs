@@ -42,6 +42,8 @@
 pub use ferrotron_autograd as autograd;
 pub use ferrotron_cuda as cuda;
 pub use ferrotron_models as models;
+#[cfg(feature = "mpi")]
+pub use ferrotron_mpi as mpi;
 pub use ferrotron_nn as nn;
 pub use ferrotron_parallel as parallel;
 #[cfg(feature = "cli")]

@@ -18,6 +18,8 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use super::args::device::{DeviceArgs, DeviceChoice};
+#[cfg(feature = "mpi")]
+use super::args::ranks::BackendArg;
 use super::args::ranks::RankArgs;
 use super::exit_signals::ExitSignals;
 use super::output;
@@ -37,6 +39,7 @@ pub enum ProcessRole {
 impl ProcessRole {
     /// The role that `args` and the environment ask for.
     pub fn new(args: &RankArgs, rank: Option<RankEnvironment>) -> Result<ProcessRole> {
+        args.check_backend()?;
         match (args.nproc, rank) {
             (Some(0), _) => Err(Error::config("--nproc", "must be positive, got 0")),
             // Those that `launch` has started have the same arguments.
@@ -122,13 +125,23 @@ pub fn connect<T>(
     run_rank_process(&config, f)
 }
 
-/// The same mesh with NCCL between GPUs, where every rank has one of its own and all find the library.
-pub fn between_gpus(
+/// The same mesh with the backend that `args` ask for: MPI, or NCCL between GPUs, where every rank has one of its own and all
+/// find the library.
+pub fn with_backend(
     args: &RankArgs,
     place: &DeviceArgs,
     mesh: &Mesh,
     device: &Device,
 ) -> Result<Mesh> {
+    #[cfg(feature = "mpi")]
+    if args.distributed_backend == BackendArg::Mpi {
+        let mesh = ferrotron::mpi::with_mpi(mesh, args.timeout())?;
+        if mesh.rank() == 0 && mesh.layout().world() > 1 {
+            let library = ferrotron::mpi::library_version();
+            output::note(&format!("collectives go through {library}"));
+        }
+        return Ok(mesh);
+    }
     let ranks = mesh.layout().world();
     let own = place.place()? == DeviceChoice::Gpus && args.transport() == Transport::Auto;
     if ranks == 1 {
@@ -199,7 +212,7 @@ pub fn run_on_ranks(
                 let facts = Facts::new();
                 agree(mesh.world(), opened.as_ref().map(|_| &facts))?;
                 let device_handle = opened?;
-                let mesh = between_gpus(ranks, device, &mesh, &device_handle)?;
+                let mesh = with_backend(ranks, device, &mesh, &device_handle)?;
                 work(&ModelRank { mesh, device: device_handle })
             });
             Ok(ended

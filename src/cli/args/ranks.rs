@@ -13,6 +13,12 @@ pub enum TransportArg {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum BackendArg {
+    Auto,
+    Mpi,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum EncryptionArg {
     BetweenHosts,
     Always,
@@ -42,6 +48,10 @@ pub struct RankArgs {
     /// end after a signal
     #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=525_600))]
     pub distributed_timeout_minutes: u64,
+    /// Backend of collectives: auto is NCCL between GPUs if each rank has its own, and this program's transports otherwise;
+    /// mpi is the MPI library of mpirun, in a program built with the feature mpi
+    #[arg(long, value_name = "WHICH", value_enum, default_value = "auto")]
+    pub distributed_backend: BackendArg,
     /// Transport of data: auto is NCCL between GPUs if each rank has its own, shared memory on one machine and TCP
     /// between machines
     #[arg(long, value_name = "WHICH", value_enum, default_value = "auto")]
@@ -63,6 +73,21 @@ impl RankArgs {
             }
             _ => error,
         })
+    }
+
+    /// Errors if MPI is asked for, and this program lacks it or starts the ranks itself.
+    pub fn check_backend(&self) -> Result<()> {
+        let message = match self.distributed_backend {
+            BackendArg::Auto => return Ok(()),
+            BackendArg::Mpi if !cfg!(feature = "mpi") => {
+                "mpi: this program was built without it: cargo build --release --features mpi"
+            }
+            BackendArg::Mpi if self.nproc.is_some() => {
+                "mpi: MPI starts the ranks: leave --nproc out, and put mpirun -n N in front"
+            }
+            BackendArg::Mpi => return Ok(()),
+        };
+        Err(Error::config("--distributed-backend", message))
     }
 
     /// The time that ranks wait for one another.

@@ -243,7 +243,6 @@ const ABSENT: &[(&[&str], &str)] = &[
         ],
         NONE,
     ),
-    (&["distributed-backend"], "--transport takes auto or tcp; auto is NCCL between GPUs"),
     // Checkpoints
     (&["persistent-save-interval"], "--save-interval is the number of steps between checkpoints"),
     (

@@ -45,6 +45,7 @@ const NOT_REMEMBERED: &[&str] = &[
     "offload-folder",
     "rendezvous-port",
     "distributed-timeout-minutes",
+    "distributed-backend",
     "transport",
     "rank-encryption",
 ];
