@@ -1,9 +1,17 @@
-//! Steps of many rank processes on one machine: `cargo bench --bench many_ranks -- 1000`, and options of a layout
+//! Steps of many rank processes on one machine: `cargo bench --bench many_ranks -- 1000 [FAULT]`, and options of a layout
 //! behind it, such as `--pipeline-model-parallel-size 5`.
 //!
 //! Trains a tiny model for three steps. Prints the seconds after which each step was done, counted from the start of
-//! the launcher, and the file descriptors and the share of memory of each rank. Results are
-//! in `docs/results/soak-results.md`.
+//! the launcher, and the file descriptors and the share of memory of each rank. Then comes the fault, or SIGTERM without
+//! one:
+//!
+//! | fault | prints |
+//! |---|---|
+//! | `kill` | seconds until the job has ended behind SIGKILL of a rank in the middle, and the line that names it |
+//! | `stop` | the same behind SIGSTOP; the timeout is two minutes |
+//! | `suspend` | whether the job goes on behind SIGSTOP of all ranks, and SIGCONT after 10 s |
+//!
+//! Results are in `docs/results/soak-results.md`.
 
 use std::path::Path;
 use std::process::{Child, Command, ExitCode, Stdio};
@@ -19,8 +27,14 @@ const LIMIT: Duration = Duration::from_secs(400);
 fn main() -> ExitCode {
     let words: Vec<String> = std::env::args().skip(1).filter(|word| word != "--bench").collect();
     let Some((ranks, layout)) = words.split_first() else {
-        println!("give the number of ranks, and options of `train` behind it");
+        println!(
+            "give the number of ranks, then kill, stop or suspend if wanted, and options of `train` behind it"
+        );
         return ExitCode::SUCCESS;
+    };
+    let (fault, layout) = match layout.split_first() {
+        Some((word, layout)) if !word.starts_with('-') => (word.as_str(), layout),
+        _ => ("none", layout),
     };
     let folder = std::env::temp_dir().join(format!("ferrotron-many-ranks-{}", std::process::id()));
     std::fs::create_dir_all(&folder).expect("the folder can be made");
@@ -31,8 +45,7 @@ fn main() -> ExitCode {
     let mut steps: Vec<Duration> = Vec::new();
     while steps.len() < STEPS && begun.elapsed() < LIMIT {
         let ended = launcher.try_wait().expect("the launcher can be waited for");
-        let metrics = std::fs::read_to_string(folder.join("run/metrics.jsonl")).unwrap_or_default();
-        steps.resize(metrics.lines().count(), begun.elapsed());
+        steps.resize(steps_done(&folder), begun.elapsed());
         if ended.is_some() {
             break;
         }
@@ -46,13 +59,70 @@ fn main() -> ExitCode {
         .map(|rank| std::fs::read_dir(format!("/proc/{rank}/fd")).map_or(0, Iterator::count));
     tell("file descriptors", files.map(|files| files as f64).collect());
     tell("share of memory in MiB", ranks.iter().map(|rank| memory(*rank)).collect());
+    let middle = ranks.get(ranks.len() / 2).map(|rank| vec![*rank]).unwrap_or_default();
     let asked = Instant::now();
-    let signal = Command::new("kill").arg(launcher.id().to_string()).status();
-    signal.expect("kill is there");
-    let status = launcher.wait().expect("the launcher can be waited for");
-    println!("ended {:.1} s after SIGTERM with {:?}", asked.elapsed().as_secs_f64(), status.code());
+    let as_wished = match fault {
+        "kill" | "stop" => {
+            send(if fault == "kill" { "KILL" } else { "STOP" }, &middle);
+            let status = ended(&mut launcher, LIMIT);
+            send("KILL", &middle);
+            let told = std::fs::read_to_string(folder.join("stderr")).unwrap_or_default();
+            let name = format!("rank {}", ranks.len() / 2);
+            let line = told.lines().find(|line| line.contains(&name)).unwrap_or("no line names it");
+            println!(
+                "ended {:.1} s after SIG{fault} of {name} with {status:?}",
+                asked.elapsed().as_secs_f64()
+            );
+            println!("{line}");
+            status.is_some_and(|code| code != Some(0)) && line.contains(&name)
+        }
+        _ => {
+            let goes_on = fault != "suspend" || {
+                send("STOP", &ranks);
+                let before = steps_done(&folder);
+                sleep(Duration::from_secs(10));
+                send("CONT", &ranks);
+                let continued = Instant::now();
+                while steps_done(&folder) < before + 3 && continued.elapsed() < LIMIT {
+                    sleep(Duration::from_millis(50));
+                }
+                let seconds = continued.elapsed().as_secs_f64();
+                println!("three more steps {seconds:.1} s after SIGCONT of all");
+                steps_done(&folder) >= before + 3
+            };
+            let asked = Instant::now();
+            send("TERM", &[launcher.id()]);
+            let status = ended(&mut launcher, LIMIT);
+            println!("ended {:.1} s after SIGTERM with {status:?}", asked.elapsed().as_secs_f64());
+            goes_on && status == Some(Some(0))
+        }
+    };
     let _ = std::fs::remove_dir_all(&folder);
-    if steps.len() < STEPS { ExitCode::FAILURE } else { ExitCode::SUCCESS }
+    if steps.len() < STEPS || !as_wished { ExitCode::FAILURE } else { ExitCode::SUCCESS }
+}
+
+/// Steps of which the run has written a line.
+fn steps_done(folder: &Path) -> usize {
+    std::fs::read_to_string(folder.join("run/metrics.jsonl")).map_or(0, |text| text.lines().count())
+}
+
+/// Sends a signal to processes.
+fn send(signal: &str, processes: &[u32]) {
+    let numbers = processes.iter().map(u32::to_string);
+    let _ = Command::new("kill").arg(format!("-{signal}")).args(numbers).status();
+}
+
+/// Waits for the end of a process, and returns its exit code; none if it takes longer than `limit`.
+fn ended(process: &mut Child, limit: Duration) -> Option<Option<i32>> {
+    let begun = Instant::now();
+    while begun.elapsed() < limit {
+        if let Some(status) = process.try_wait().expect("it can be waited for") {
+            return Some(status.code());
+        }
+        sleep(Duration::from_millis(50));
+    }
+    let _ = process.kill();
+    None
 }
 
 fn start(ranks: &str, layout: &[String], folder: &Path) -> Child {
@@ -69,9 +139,11 @@ fn start(ranks: &str, layout: &[String], folder: &Path) -> Child {
         .args("--num-layers 5 --hidden-size 16 --num-attention-heads 4 --seq-length 16".split(' '))
         .args("--micro-batch-size 1 --sample-length 0 --eval-interval 0 --eval-iters 0".split(' '))
         .args("--train-iters 1000 --save-interval 0 --log-interval 1".split(' '))
+        .args(["--distributed-timeout-minutes", "2"])
         .args(["--global-batch-size", &(replicas * stages).to_string()])
         .args(layout)
         .stdout(Stdio::null())
+        .stderr(std::fs::File::create(folder.join("stderr")).expect("a file for stderr"))
         .spawn()
         .expect("the program starts")
 }
