@@ -3,7 +3,7 @@
 use ferrotron_models::gpt::Gpt;
 use ferrotron_models::memory::{MemoryEstimator, PlannedDevice, StageMemory};
 use ferrotron_models::trainer::Model;
-use ferrotron_nn::Axis;
+use ferrotron_nn::{Axis, Sharding};
 use ferrotron_parallel::data_parallel::AsyncUpdates;
 use ferrotron_parallel::mesh::ParallelDims;
 use ferrotron_parallel::pipeline::{PipelineConfig, PipelineSchedule};
@@ -231,7 +231,13 @@ impl RecordedRun {
         let whole = self.updates.map(|_| run.stage(stage)).transpose()?;
         // The kernels and calls are those of a step that waits for its own sums.
         run.trainer.parallel.data_parallel.async_updates = None;
-        let (memory, recording) = record(watched, || run.stage(stage))?;
+        // The weights that a step gathers are awaited in the next one, which is the one that is recorded.
+        let carries = matches!(
+            run.trainer.parallel.data_parallel.sharding,
+            Sharding::Optimizer | Sharding::Gradients
+        );
+        let steps_taken = if carries { 2 } else { 1 };
+        let (memory, recording) = record(watched, || run.stage_after(stage, steps_taken))?;
         let memory = whole.unwrap_or(memory);
         self.recorded.push((memory, recording, schedule));
         Ok(memory)

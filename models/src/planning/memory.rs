@@ -177,12 +177,19 @@ impl<M: Model> MemoryEstimator<M> {
     ///
     /// Errors as [`MemoryEstimator::stages`].
     pub fn stage(&self, stage: usize) -> Result<StageMemory> {
+        self.stage_after(stage, 1)
+    }
+
+    /// Like [`MemoryEstimator::stage`], after so many dry steps: who watches them sees in the second one what the first has
+    /// left under way.
+    pub fn stage_after(&self, stage: usize, steps_taken: usize) -> Result<StageMemory> {
         let ranks = self.layout.world() / self.layout.size(Axis::Pipeline);
         let parts = self.chunks(stage)?;
         let layers = parts.iter().map(|part| part.blocks.len()).sum();
         // The last rank has the largest share of what cannot be sharded evenly.
         let rank = self.fullest((stage + 1) * ranks - 1)?;
-        Ok(StageMemory { stage, layers, ranks, rank, memory: self.rank(rank)? })
+        let memory = self.rank_after(rank, steps_taken)?;
+        Ok(StageMemory { stage, layers, ranks, rank, memory })
     }
 
     fn chunks(&self, stage: usize) -> Result<Vec<ModelChunk>> {
@@ -219,6 +226,10 @@ impl<M: Model> MemoryEstimator<M> {
     ///
     /// Errors as [`MemoryEstimator::stages`].
     pub fn rank(&self, rank: usize) -> Result<RankMemory> {
+        self.rank_after(rank, 1)
+    }
+
+    fn rank_after(&self, rank: usize, steps_taken: usize) -> Result<RankMemory> {
         let tokens = self.trainer.batch_size.micro_batch_size().checked_mul(self.seq_length);
         if tokens.is_none_or(|tokens| tokens > MOST_TOKENS) {
             let (micro, length) = (self.trainer.batch_size.micro_batch_size(), self.seq_length);
@@ -243,12 +254,7 @@ impl<M: Model> MemoryEstimator<M> {
         let mut trainer = self.fake_trainer(rank, trainer)?;
         let (seq_length, documents) = (self.seq_length, self.documents);
         let samples = ExampleSamples::<M> { config: &self.model, seq_length, documents };
-        trainer.step(&samples)?;
-        // The weights that a step gathers are awaited in the next one.
-        if matches!(
-            self.trainer.parallel.data_parallel.sharding,
-            Sharding::Optimizer | Sharding::Gradients
-        ) {
+        for _ in 0..steps_taken {
             trainer.step(&samples)?;
         }
         let mut found = RankMemory::from_device(trainer.scope().device());
