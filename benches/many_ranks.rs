@@ -21,21 +21,27 @@ use std::time::{Duration, Instant};
 /// Steps that are waited for.
 const STEPS: usize = 3;
 
+/// The exit code of a launcher that a signal has asked to end, and whose ranks have saved.
+const SIGNALLED: i32 = 130;
+
 /// Longest time that all takes.
 const LIMIT: Duration = Duration::from_secs(400);
 
 fn main() -> ExitCode {
     let words: Vec<String> = std::env::args().skip(1).filter(|word| word != "--bench").collect();
+    let usage = "give the number of ranks, then kill, stop or suspend if wanted, and options of `train` behind it";
     let Some((ranks, layout)) = words.split_first() else {
-        println!(
-            "give the number of ranks, then kill, stop or suspend if wanted, and options of `train` behind it"
-        );
+        println!("{usage}");
         return ExitCode::SUCCESS;
     };
     let (fault, layout) = match layout.split_first() {
         Some((word, layout)) if !word.starts_with('-') => (word.as_str(), layout),
         _ => ("none", layout),
     };
+    if !["none", "kill", "stop", "suspend"].contains(&fault) {
+        println!("'{fault}' is no fault: {usage}");
+        return ExitCode::FAILURE;
+    }
     let folder = std::env::temp_dir().join(format!("ferrotron-many-ranks-{}", std::process::id()));
     std::fs::create_dir_all(&folder).expect("the folder can be made");
     let text = "the quick brown fox jumps over the lazy dog. ".repeat(2000);
@@ -65,7 +71,6 @@ fn main() -> ExitCode {
         "kill" | "stop" => {
             send(if fault == "kill" { "KILL" } else { "STOP" }, &middle);
             let status = ended(&mut launcher, LIMIT);
-            send("KILL", &middle);
             let told = std::fs::read_to_string(folder.join("stderr")).unwrap_or_default();
             let name = format!("rank {}", ranks.len() / 2);
             let line = told.lines().find(|line| line.contains(&name)).unwrap_or("no line names it");
@@ -74,7 +79,7 @@ fn main() -> ExitCode {
                 asked.elapsed().as_secs_f64()
             );
             println!("{line}");
-            status.is_some_and(|code| code != Some(0)) && line.contains(&name)
+            status.is_some_and(|code| code != 0) && line.contains(&name)
         }
         _ => {
             let goes_on = fault != "suspend" || {
@@ -94,7 +99,7 @@ fn main() -> ExitCode {
             send("TERM", &[launcher.id()]);
             let status = ended(&mut launcher, LIMIT);
             println!("ended {:.1} s after SIGTERM with {status:?}", asked.elapsed().as_secs_f64());
-            goes_on && status == Some(Some(0))
+            goes_on && status == Some(SIGNALLED)
         }
     };
     let _ = std::fs::remove_dir_all(&folder);
@@ -112,12 +117,12 @@ fn send(signal: &str, processes: &[u32]) {
     let _ = Command::new("kill").arg(format!("-{signal}")).args(numbers).status();
 }
 
-/// Waits for the end of a process, and returns its exit code; none if it takes longer than `limit`.
-fn ended(process: &mut Child, limit: Duration) -> Option<Option<i32>> {
+/// Waits for the end of a process, and returns its exit code; none if it takes longer than `limit`, or a signal ends it.
+fn ended(process: &mut Child, limit: Duration) -> Option<i32> {
     let begun = Instant::now();
     while begun.elapsed() < limit {
         if let Some(status) = process.try_wait().expect("it can be waited for") {
-            return Some(status.code());
+            return status.code();
         }
         sleep(Duration::from_millis(50));
     }

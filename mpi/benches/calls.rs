@@ -8,9 +8,7 @@
 //! a flat buffer, which go to a progress thread and back.
 
 use ferrotron_autograd::SharedFlatBuffer;
-use ferrotron_parallel::collective::{
-    Encryption, Group, RankConfig, Reduction, Transport, WorldConfig, run_rank_process,
-};
+use ferrotron_parallel::collective::{Group, Reduction, run_rank_process};
 use ferrotron_parallel::launch::RankEnvironment;
 use ferrotron_parallel::mesh::{Mesh, ParallelDims};
 use ferrotron_parallel::tensor_parallel::SequenceParallel;
@@ -19,6 +17,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 const ROUNDS: usize = 7;
+const TIMEOUT: Duration = Duration::from_secs(600);
 const SIZES: [usize; 5] = [4 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20];
 
 fn main() -> Result<()> {
@@ -42,21 +41,11 @@ fn io(error: std::io::Error) -> Error {
 fn rank() -> Result<()> {
     let own = RankEnvironment::from_variables(&std::env::vars().collect())?
         .ok_or_else(|| Error::config("bench", "mpirun gives no rank"))?;
-    let config = RankConfig {
-        rank: own.rank,
-        size: own.world_size,
-        master: own.master_addr.clone(),
-        port: own.rendezvous_port(None)?,
-        secret: None,
-        job_id: own.job_id.clone(),
-        transport: Transport::Auto,
-        encryption: Encryption::default(),
-        world: WorldConfig::default(),
-    };
+    let config = own.rank_config(None, TIMEOUT)?;
     run_rank_process(&config, |world| {
         let layout = ParallelDims::new(world.size(), 1, 1, 1)?;
         let mesh = Mesh::new(&world, layout, SequenceParallel::Off)?;
-        let mpi = ferrotron_mpi::with_mpi(&mesh, Duration::from_secs(600))?;
+        let mpi = ferrotron_mpi::with_mpi(&mesh, TIMEOUT)?;
         if mesh.rank() == 0 {
             println!("| operation | ranks | bytes | own transports | MPI | ratio |");
             println!("|---|---|---|---|---|---|");

@@ -1,7 +1,7 @@
 //! The calls of one group, by MPI's nonblocking operations.
 
 use ferrotron_parallel::collective::{Buffer, Bytes, Call, Collective, Memory, Op, Reduction};
-use ferrotron_tensor::{DType, Error, Result};
+use ferrotron_tensor::{Error, Result};
 use mpi::ffi::{self, MPI_Comm, MPI_Op, MPI_Request};
 use std::ffi::{c_int, c_void};
 use std::ptr::NonNull;
@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::thread::{sleep, yield_now};
 use std::time::{Duration, Instant};
 
-use crate::numbers::{Scratch, addends, count, datatype, sum_dtype, write_sums};
+use crate::numbers::{Scratch, addends, count, datatype, write_sums};
 
 /// Time for which a call is asked for without a pause: MPI moves data while it is asked.
 const SPIN_TIME: Duration = Duration::from_millis(50);
@@ -46,7 +46,7 @@ impl Parts {
         Ok(Parts { counts, offsets })
     }
 
-    /// As many elements from and to each rank.
+    /// Parts of `each` elements, one for each rank.
     fn equal(each: usize, ranks: usize) -> Result<Parts> {
         count(each * ranks)?;
         let offsets = (0..ranks).map(|rank| (rank * each) as c_int).collect();
@@ -154,9 +154,9 @@ impl Communicator {
         let (rank, ranks) = (self.host.rank(), self.host.size());
         let (dtype, size) = (call.dtype, call.dtype.size());
         let (whole, own) = (count(call.len)?, call.chunk_range(ranks, rank));
-        let (element, number) = (datatype(dtype), datatype(sum_dtype(dtype)));
+        let (element, number) = (datatype(dtype), datatype(dtype.accumulator()));
         let bytes_of = |range: std::ops::Range<usize>| range.start * size..range.end * size;
-        let sums = |elements: usize| Scratch::new(elements * sum_dtype(dtype).size());
+        let sums = |elements: usize| Scratch::new(elements * dtype.accumulator().size());
         match call.op {
             Op::AllReduce(reduction) => {
                 let (from, mut to) = (addends(dtype, output), sums(call.len));
@@ -348,12 +348,9 @@ impl Communicator {
 
 /// Bytes that a ring, or a message, makes this rank send.
 pub fn bytes_sent(call: &Call, rank: usize, ranks: usize) -> u64 {
-    match call.dtype {
-        DType::BF16 | DType::F16
-            if matches!(call.op, Op::AllReduce(_) | Op::ReduceScatter(_) | Op::Reduce { .. }) =>
-        {
-            2 * call.bytes_sent(rank, ranks)
-        }
-        _ => call.bytes_sent(rank, ranks),
-    }
+    let dtype = match call.op {
+        Op::AllReduce(_) | Op::ReduceScatter(_) | Op::Reduce { .. } => call.dtype.accumulator(),
+        _ => call.dtype,
+    };
+    Call { dtype, ..*call }.bytes_sent(rank, ranks)
 }

@@ -11,7 +11,7 @@ use tracing::trace_span;
 
 use crate::calls::bytes_sent;
 use crate::numbers::count;
-use crate::progress::{NewGroup, ProgressThread, QueuedCall};
+use crate::progress::{NewGroup, QueuedCall, start};
 
 /// The same mesh, whose calls MPI carries out: initialises MPI, once in a process, and makes a communicator for each group.
 /// All ranks call this. `timeout` is that of a call, from when it is the first in its group's queue.
@@ -21,15 +21,17 @@ use crate::progress::{NewGroup, ProgressThread, QueuedCall};
 /// initialised before.
 ///
 /// ```no_run
-/// use ferrotron_parallel::collective::{RankConfig, Reduction, run_rank_process};
+/// use ferrotron_parallel::collective::{Reduction, run_rank_process};
+/// use ferrotron_parallel::launch::RankEnvironment;
 /// use ferrotron_parallel::mesh::{Mesh, ParallelDims};
 /// use ferrotron_parallel::tensor_parallel::SequenceParallel;
 /// use ferrotron_tensor::{Device, Tensor};
 /// use std::time::Duration;
-/// # fn rank_of_this_process() -> RankConfig { unimplemented!() }
 ///
 /// let timeout = Duration::from_secs(600);
-/// let sum = run_rank_process(&rank_of_this_process(), |world| {
+/// let own = RankEnvironment::from_variables(&std::env::vars().collect())?;
+/// let own = own.expect("mpirun has started this process");
+/// let sum = run_rank_process(&own.rank_config(None, timeout)?, |world| {
 ///     let layout = ParallelDims::new(world.size(), 1, 1, 1)?;
 ///     let mesh = Mesh::new(&world, layout, SequenceParallel::Off)?;
 ///     let mesh = ferrotron_mpi::with_mpi(&mesh, timeout)?;
@@ -42,7 +44,7 @@ pub fn with_mpi(mesh: &Mesh, timeout: Duration) -> Result<Mesh> {
     if mesh.layout().world() == 1 {
         return Ok(mesh.clone());
     }
-    let (progress, rank, ranks) = ProgressThread::start()?;
+    let (groups, rank, ranks) = start()?;
     if ranks != mesh.layout().world() {
         let message = format!(
             "the job has {} ranks, and MPI {ranks}: start them by mpirun, or leave out --distributed-backend mpi",
@@ -53,7 +55,7 @@ pub fn with_mpi(mesh: &Mesh, timeout: Duration) -> Result<Mesh> {
     mesh.map_groups(|group| {
         let Some(host) = group.collective() else { return Ok(group.clone()) };
         let (name, rank) = (host.name().to_string(), count(rank)?);
-        let made = MpiCollective::new(host.clone(), group, &progress, rank, timeout);
+        let made = MpiCollective::new(host.clone(), group, &groups, rank, timeout);
         let made = made.map_err(|error| error.at(&name))?;
         Ok(Group::new(Arc::new(made)))
     })
@@ -69,8 +71,6 @@ pub fn library_version() -> String {
 struct MpiCollective {
     host: Arc<dyn Collective>,
     calls: UnboundedSender<QueuedCall>,
-    /// Keeps the thread.
-    _progress: Arc<ProgressThread>,
     traffic: Mutex<CommVolume>,
 }
 
@@ -79,7 +79,7 @@ impl MpiCollective {
     fn new(
         host: Arc<dyn Collective>,
         group: &Group,
-        progress: &Arc<ProgressThread>,
+        groups: &UnboundedSender<NewGroup>,
         rank: i32,
         timeout: Duration,
     ) -> Result<MpiCollective> {
@@ -88,10 +88,11 @@ impl MpiCollective {
         let ranks = ranks.into_iter().map(|rank| rank as i32).collect();
         let (calls, receiver) = unbounded_channel();
         let (made, outcome) = channel();
-        progress.make(NewGroup { ranks, host: host.clone(), timeout, calls: receiver, made });
+        // If the thread has ended, so has the sender of `made`, and its receiver says so.
+        let _ = groups.send(NewGroup { ranks, host: host.clone(), timeout, calls: receiver, made });
         let gone = |_| Error::communication("mpi", "the thread of MPI has ended");
         outcome.recv().map_err(gone)??;
-        Ok(MpiCollective { host, calls, _progress: progress.clone(), traffic: Mutex::default() })
+        Ok(MpiCollective { host, calls, traffic: Mutex::default() })
     }
 }
 

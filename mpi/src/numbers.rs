@@ -1,7 +1,7 @@
 //! Elements as MPI adds and moves them.
 
+use ferrotron_parallel::collective::narrow_sums::{is_narrow, round, widen_add};
 use ferrotron_tensor::{DType, Error, Result};
-use half::{bf16, f16};
 use mpi::ffi::{self, MPI_Datatype};
 use std::ffi::c_int;
 
@@ -35,41 +35,23 @@ impl Scratch {
     }
 }
 
-/// The dtype in which numbers are added: MPI knows none of 16 bits.
-pub fn sum_dtype(dtype: DType) -> DType {
-    match dtype {
-        DType::BF16 | DType::F16 => DType::F32,
-        dtype => dtype,
-    }
-}
-
-/// The numbers of a buffer, in the dtype in which they are added.
+/// The numbers of a buffer, in [`DType::accumulator`]: MPI adds none of 16 bits.
 pub fn addends(dtype: DType, bytes: &[u8]) -> Scratch {
-    let mut wide = Scratch::new(bytes.len() / dtype.size() * size_of::<f32>());
-    let places = bytemuck::cast_slice_mut::<u8, f32>(wide.bytes_mut()).iter_mut();
-    let halves = bytes.chunks_exact(2).map(|half| u16::from_ne_bytes([half[0], half[1]]));
-    match dtype {
-        DType::BF16 => {
-            places.zip(halves).for_each(|(place, bits)| *place = bf16::from_bits(bits).to_f32());
-        }
-        DType::F16 => {
-            places.zip(halves).for_each(|(place, bits)| *place = f16::from_bits(bits).to_f32());
-        }
-        _ => return Scratch::copy_of(bytes),
+    if !is_narrow(dtype) {
+        return Scratch::copy_of(bytes);
     }
+    let mut wide = Scratch::new(bytes.len() / dtype.size() * size_of::<f32>());
+    let numbers = bytemuck::cast_slice_mut(wide.bytes_mut());
+    numbers.fill(-0.0); // what a sum begins with so that -0 stays -0
+    widen_add(dtype, numbers, bytes);
     wide
 }
 
 /// Writes sums to a buffer: those of 16-bit numbers are rounded once.
 pub fn write_sums(dtype: DType, sums: &Scratch, bytes: &mut [u8]) {
-    let round: fn(f32) -> u16 = match dtype {
-        DType::BF16 => |sum| bf16::from_f32(sum).to_bits(),
-        DType::F16 => |sum| f16::from_f32(sum).to_bits(),
-        _ => return bytes.copy_from_slice(sums.bytes()),
-    };
-    let sums = bytemuck::cast_slice::<u8, f32>(sums.bytes());
-    for (place, sum) in bytes.chunks_exact_mut(2).zip(sums) {
-        place.copy_from_slice(&round(*sum).to_ne_bytes());
+    match is_narrow(dtype) {
+        true => round(dtype, bytes, bytemuck::cast_slice(sums.bytes())),
+        false => bytes.copy_from_slice(sums.bytes()),
     }
 }
 
@@ -104,6 +86,7 @@ pub fn count(elements: usize) -> Result<c_int> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use ferrotron_tensor::bf16;
 
     #[test]
     fn sums_of_16_bits_are_rounded_once() {

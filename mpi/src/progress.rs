@@ -4,7 +4,6 @@ use ferrotron_parallel::collective::{Call, Collective, Completion, Memory};
 use ferrotron_tensor::{Error, Result};
 use mpi::ffi::{self, MPI_Comm};
 use std::ffi::c_int;
-use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -33,11 +32,6 @@ pub struct NewGroup {
     pub made: Sender<Result<()>>,
 }
 
-/// The thread. When the last handle is gone and all calls have ended, it ends the library, for which all ranks wait there.
-pub struct ProgressThread {
-    groups: UnboundedSender<NewGroup>,
-}
-
 /// The thread, for which the process waits at its exit, and no sooner: a rank that fails must tell the others first.
 static THREAD: Mutex<Option<JoinHandle<()>>> = Mutex::new(None);
 
@@ -46,43 +40,35 @@ extern "C" fn join_at_exit() {
     let _ = thread.map(JoinHandle::join);
 }
 
-impl ProgressThread {
-    /// Initialises MPI on a thread of its own. Returns it with the rank and the number of ranks that MPI has.
-    ///
-    /// Errors if this process has initialised MPI before: it can do so once.
-    pub fn start() -> Result<(Arc<ProgressThread>, usize, usize)> {
-        static STARTED: AtomicBool = AtomicBool::new(false);
-        if STARTED.swap(true, SeqCst) {
-            let message = "this process has initialised MPI before, and it can do so once";
-            return Err(Error::communication("mpi", message));
+/// Initialises MPI on a thread of its own. Returns the queue of groups to be made, and the rank and the number of ranks that
+/// MPI has. When the queue is gone and all calls of all groups have ended, the thread ends the library, for which all ranks
+/// wait there.
+///
+/// Errors if this process has initialised MPI before: it can do so once.
+pub fn start() -> Result<(UnboundedSender<NewGroup>, usize, usize)> {
+    let mut started = THREAD.lock().unwrap_or_else(PoisonError::into_inner);
+    if started.is_some() {
+        let message = "this process has initialised MPI before, and it can do so once";
+        return Err(Error::communication("mpi", message));
+    }
+    let (groups, receiver) = unbounded_channel();
+    let (sender, initialised) = channel();
+    let work = move || {
+        let place = initialise();
+        let serves = place.is_ok();
+        let _ = sender.send(place);
+        if serves {
+            serve(receiver);
         }
-        let (groups, receiver) = unbounded_channel();
-        let (sender, started) = channel();
-        let thread = std::thread::Builder::new()
-            .name("mpi".into())
-            .spawn(move || match initialise() {
-                Ok(place) => {
-                    let _ = sender.send(Ok(place));
-                    serve(receiver);
-                }
-                Err(error) => {
-                    let _ = sender.send(Err(error));
-                }
-            })
-            .map_err(|error| Error::communication("mpi", format!("no thread: {error}")))?;
-        let gone = |_| Error::communication("mpi", "MPI_Init_thread did not return");
-        let (rank, ranks) = started.recv().map_err(gone)??;
-        *THREAD.lock().unwrap_or_else(PoisonError::into_inner) = Some(thread);
-        // SAFETY: the function takes nothing, and does not panic.
-        unsafe { libc::atexit(join_at_exit) };
-        Ok((Arc::new(ProgressThread { groups }), rank, ranks))
-    }
-
-    /// Makes a group, together with its other ranks.
-    pub fn make(&self, group: NewGroup) {
-        // If the thread has ended, so has the sender of `made`, and its receiver says so.
-        let _ = self.groups.send(group);
-    }
+    };
+    let thread = std::thread::Builder::new().name("mpi".into()).spawn(work);
+    *started =
+        Some(thread.map_err(|error| Error::communication("mpi", format!("no thread: {error}")))?);
+    // SAFETY: the function takes nothing, and does not panic.
+    unsafe { libc::atexit(join_at_exit) };
+    let gone = |_| Error::communication("mpi", "MPI_Init_thread did not return");
+    let (rank, ranks) = initialised.recv().map_err(gone)??;
+    Ok((groups, rank, ranks))
 }
 
 fn initialise() -> Result<(usize, usize)> {

@@ -1,9 +1,7 @@
 //! Every operation in groups of all and of some ranks, against what it is defined to give. Starts itself under `mpirun`.
 
 use ferrotron_nn::Axis;
-use ferrotron_parallel::collective::{
-    Encryption, Group, RankConfig, Reduction, Transport, WorldConfig, run_rank_process,
-};
+use ferrotron_parallel::collective::{Group, Reduction, run_rank_process};
 use ferrotron_parallel::launch::RankEnvironment;
 use ferrotron_parallel::mesh::{Mesh, ParallelDims};
 use ferrotron_parallel::tensor_parallel::SequenceParallel;
@@ -50,17 +48,7 @@ fn main() {
 fn rank() -> Result<()> {
     let found = RankEnvironment::from_variables(&std::env::vars().collect())?;
     let own = found.ok_or_else(|| Error::config("test", "no rank"))?;
-    let config = RankConfig {
-        rank: own.rank,
-        size: own.world_size,
-        master: own.master_addr.clone(),
-        port: own.rendezvous_port(None)?,
-        secret: None,
-        job_id: own.job_id.clone(),
-        transport: Transport::Auto,
-        encryption: Encryption::default(),
-        world: WorldConfig { timeout: TIMEOUT },
-    };
+    let config = own.rank_config(None, TIMEOUT)?;
     let case = std::env::var("CASE").expect("a case");
     run_rank_process(&config, |world| {
         let layout = ParallelDims::new(RANKS, 2, 1, 1)?; // tp 2, dp 2

@@ -5,9 +5,7 @@ use ferrotron::cuda::nccl::Nccl;
 use ferrotron::models::batch_size::{BatchSize, BatchSizeConfig};
 use ferrotron::nn::Axis;
 use ferrotron::parallel::agreement::{Facts, agree};
-use ferrotron::parallel::collective::{
-    NcclConfig, RankConfig, Transport, World, WorldConfig, run_rank_process,
-};
+use ferrotron::parallel::collective::{NcclConfig, RankConfig, Transport, World, run_rank_process};
 use ferrotron::parallel::launch::{JOB_SECRET, LaunchConfig, RankEnvironment, launch};
 use ferrotron::parallel::mesh::Mesh;
 use ferrotron::parallel::tensor_parallel::SequenceParallel;
@@ -112,15 +110,10 @@ pub fn connect<T>(
     f: impl FnOnce(World) -> Result<T>,
 ) -> Result<T> {
     let config = RankConfig {
-        rank: rank.rank,
-        size: rank.world_size,
-        master: rank.master_addr.clone(),
-        port: rank.rendezvous_port(args.rendezvous_port)?,
         secret: std::env::var(JOB_SECRET).ok().filter(|secret| !secret.is_empty()),
-        job_id: rank.job_id.clone(),
         transport: args.transport(),
         encryption: args.encryption(),
-        world: WorldConfig { timeout: args.timeout() },
+        ..rank.rank_config(args.rendezvous_port, args.timeout())?
     };
     run_rank_process(&config, f)
 }

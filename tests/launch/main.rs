@@ -8,6 +8,8 @@ mod asynchronous;
 mod generation;
 mod killed_or_stopped;
 mod local_steps;
+#[cfg(feature = "mpi")]
+mod mpi;
 mod trace;
 mod two_jobs;
 mod unflushed;
@@ -313,17 +315,23 @@ fn tool(name: &str) -> Option<PathBuf> {
     found
 }
 
+const MPIRUN: &str = "--allow-run-as-root --oversubscribe -n 4";
+
+/// The command behind another launcher and its words.
+fn behind(tool: &Path, words: &str, path: &Path, inner: &Command) -> Command {
+    let mut outer = Command::new(tool);
+    outer.current_dir(path).args(words.split_whitespace());
+    outer.arg(inner.get_program()).args(inner.get_args());
+    outer
+}
+
 /// Trains under another launcher, whose words stand in front of the program's.
 fn under(tool: &Path, words: &str, name: &str, layout: &str) {
     let folder = folder_with_text();
     let path = folder.path();
     let alone = alone(path, "alone", "");
     let train = format!("{MODEL} --dtype f64 --train-iters 6 --save {name} {layout}");
-    let inner = command(path, &train);
-    let mut outer = Command::new(tool);
-    outer.current_dir(path).args(words.split_whitespace());
-    outer.arg(inner.get_program()).args(inner.get_args());
-    let text = succeeded(finished(outer));
+    let text = succeeded(finished(behind(tool, words, path, &command(path, &train))));
     assert!(text.contains("4 ranks: "), "{text}");
     assert_same(name, &path.join(name), &alone, 1e-10);
 }
@@ -358,7 +366,7 @@ fn torchrun_starts_ranks() {
 fn mpirun_starts_ranks() {
     if let Some(mpirun) = tool("mpirun") {
         let layout = "--pipeline-model-parallel-size 2 --zero-stage 1";
-        under(&mpirun, "--allow-run-as-root --oversubscribe -n 4", "mpirun", layout);
+        under(&mpirun, MPIRUN, "mpirun", layout);
     }
 }
 

@@ -38,7 +38,7 @@ pub struct SharedFlatBuffer {
     contents: Arc<Mutex<Contents>>,
 }
 
-/// Where the contents are.
+/// Whereabouts of the contents.
 enum Contents {
     Here,
     /// On their way; waits for them.

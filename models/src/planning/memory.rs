@@ -180,7 +180,7 @@ impl<M: Model> MemoryEstimator<M> {
         self.stage_after(stage, 1)
     }
 
-    /// Like [`MemoryEstimator::stage`], after so many dry steps: who watches them sees in the second one what the first has
+    /// Like [`MemoryEstimator::stage`], after `steps_taken` dry steps. The second one waits for the calls that the first has
     /// left under way.
     pub fn stage_after(&self, stage: usize, steps_taken: usize) -> Result<StageMemory> {
         let ranks = self.layout.world() / self.layout.size(Axis::Pipeline);

@@ -198,7 +198,7 @@ mod tests {
             let mut trainer = trainer(&mesh, parallel, numbers)?;
             let want = expected_traffic(&trainer, SEQ_LENGTH)?;
             trainer.step(&Counting)?;
-            trainer.buffers().groups().iter().try_for_each(|group| group.weights.wait())?;
+            trainer.data_parallel().wait_for_weights()?;
             Ok((counted(&mesh), want))
         });
         let of_rank = |(rank, found): (usize, Result<([u64; 3], StepTraffic)>)| {

@@ -15,6 +15,7 @@ mod fake;
 mod group;
 mod host;
 mod memory;
+pub mod narrow_sums;
 mod nccl;
 pub(crate) mod routes;
 pub(crate) mod tree;

@@ -2,12 +2,14 @@
 
 use ferrotron_tensor::Result;
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use super::JOB_SECRET;
 use super::job_id::{self, NamesJobs};
 use super::ports::first_connection_port;
 use super::slurm;
 use super::variables::{Variables, refuse};
+use crate::collective::{Encryption, RankConfig, Transport, WorldConfig};
 
 /// The rank of a process, and its job.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -181,6 +183,24 @@ impl RankEnvironment {
             master_port,
             job_id,
         }))
+    }
+
+    /// The configuration by which this rank meets the others, at [`RankEnvironment::rendezvous_port`] and with this timeout:
+    /// without a secret, and with the transport and the encryption that are the defaults.
+    ///
+    /// Errors as the port does.
+    pub fn rank_config(&self, port: Option<u16>, timeout: Duration) -> Result<RankConfig> {
+        Ok(RankConfig {
+            rank: self.rank,
+            size: self.world_size,
+            master: self.master_addr.clone(),
+            port: self.rendezvous_port(port)?,
+            secret: None,
+            job_id: self.job_id.clone(),
+            transport: Transport::default(),
+            encryption: Encryption::default(),
+            world: WorldConfig { timeout },
+        })
     }
 
     /// Returns the port at which rank 0 listens: `asked`, else the port after `MASTER_PORT`, else one from the job's

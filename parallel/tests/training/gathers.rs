@@ -34,14 +34,19 @@ fn before_update<T: Send>(
     })
 }
 
-/// Rank 1 updates after rank 0 has returned from its update, which would otherwise wait for ever.
-#[test]
-fn an_update_does_not_wait_for_weights_of_other_ranks() {
-    let want: Vec<_> = before_update(Sharding::None, |_, layers, parallel, update| {
+/// The values behind an update with gradients that are all-reduced.
+fn updated_without_sharding() -> Vec<Vec<f64>> {
+    let mut found = before_update(Sharding::None, |_, layers, parallel, update| {
         update(&parallel)?;
         layers.values()
     });
-    let want = want[0].as_ref().expect("all-reduced gradients").clone();
+    found.swap_remove(0).expect("both ranks update")
+}
+
+/// Rank 1 updates after rank 0 has returned from its update, which would otherwise wait for ever.
+#[test]
+fn an_update_does_not_wait_for_weights_of_other_ranks() {
+    let want = updated_without_sharding();
     for sharding in [Sharding::Optimizer, Sharding::Gradients] {
         let (returned, waits) = channel();
         let waits = Mutex::new(waits);
@@ -75,11 +80,7 @@ type Access = fn(&Layers, &DataParallel) -> Result<Vec<f64>>;
 /// Changes and readers behind an update see the updated weights, however they get at them.
 #[test]
 fn every_access_waits_for_the_weights() {
-    let want = before_update(Sharding::None, |_, layers, parallel, update| {
-        update(&parallel)?;
-        layers.values()
-    });
-    let want = &want[0].as_ref().expect("all-reduced gradients")[0];
+    let want = &updated_without_sharding()[0];
     let accesses: [(&str, Access); 4] = [
         ("a value", |layers, _| layers.params()[0].leaf().value()?.to_f64()),
         ("a flat", |_, parallel| {

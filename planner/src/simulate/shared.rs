@@ -1,4 +1,4 @@
-//! What the replayed stages share: their messages, and calls of groups that span them.
+//! State that replayed stages share: messages between them, and calls of groups that span them.
 
 use ferrotron_parallel::pipeline::{Message, PipelineSchedule};
 use std::collections::HashMap;

@@ -14,7 +14,7 @@ pub struct ReduceKernels {
     pub accumulate: fn(a: &mut [u8], b: &[u8]),
 }
 
-/// The kernels. No call sums 16-bit numbers with them: those are added in f32, see [`widen_add`].
+/// The kernels. No call sums 16-bit numbers with them: those are added in f32, see `narrow_sums`.
 pub fn kernels(dtype: DType, reduction: Reduction) -> ReduceKernels {
     macro_rules! pick {
         ($rule:ident: $($dtype:ident $type:ty),*) => {
@@ -28,37 +28,6 @@ pub fn kernels(dtype: DType, reduction: Reduction) -> ReduceKernels {
         Reduction::Max => {
             pick!(Max: F64 f64, F32 f32, BF16 bf16, F16 f16, U8 u8, U32 u32, I64 i64)
         }
-    }
-}
-
-/// Returns whether sums of this dtype are computed in f32 and rounded once.
-pub fn is_narrow(dtype: DType) -> bool {
-    matches!(dtype, DType::BF16 | DType::F16)
-}
-
-/// `sum += x`, x of 16 bits.
-pub fn widen_add(dtype: DType, sum: &mut [f32], x: &[u8]) {
-    fn add<T: ferrotron_tensor::Element<Acc = f32>>(sum: &mut [f32], x: &[T]) {
-        for (sum, x) in sum.iter_mut().zip(x) {
-            *sum += x.acc();
-        }
-    }
-    match dtype {
-        DType::BF16 => add::<bf16>(sum, cast_slice(x)),
-        _ => add::<f16>(sum, cast_slice(x)),
-    }
-}
-
-/// Rounds sums to 16 bits.
-pub fn round(dtype: DType, out: &mut [u8], sum: &[f32]) {
-    fn store<T: ferrotron_tensor::Element<Acc = f32>>(out: &mut [T], sum: &[f32]) {
-        for (out, sum) in out.iter_mut().zip(sum) {
-            *out = T::from_acc(*sum);
-        }
-    }
-    match dtype {
-        DType::BF16 => store::<bf16>(cast_slice_mut(out), sum),
-        _ => store::<f16>(cast_slice_mut(out), sum),
     }
 }
 

@@ -4,9 +4,10 @@
 use ferrotron_tensor::DType;
 use std::ops::Range;
 
-use crate::collective::host::algorithms::combine::{ReduceKernels, round, widen_add};
+use crate::collective::host::algorithms::combine::ReduceKernels;
 use crate::collective::host::transport::peer_channels::{PeerChannels, clip, pieces};
 use crate::collective::host::transport::piece::{ChannelResult, PIECE, WINDOW};
+use crate::collective::narrow_sums::{round, widen_add};
 
 /// Sends `output` to rank `to` while `input` comes from rank `from`.
 pub async fn send_recv(

@@ -3,13 +3,14 @@
 use ferrotron_tensor::{DType, Error};
 use std::ops::Range;
 
-use crate::collective::host::algorithms::combine::{is_narrow, kernels};
+use crate::collective::host::algorithms::combine::kernels;
 use crate::collective::host::algorithms::{pairwise, ring, rooted, tree};
 use crate::collective::host::runtime::routed::{joined, reduce, send_route_headers};
 use crate::collective::host::runtime::wide;
 use crate::collective::host::transport::header::Header;
 use crate::collective::host::transport::peer_channels::PeerChannels;
 use crate::collective::host::transport::piece::ChannelResult;
+use crate::collective::narrow_sums::is_narrow;
 use crate::collective::routes::{Route, is_pairwise, route};
 use crate::collective::{Buffer, Bytes, Call, Memory, Op, Reduction, partition_range};
 

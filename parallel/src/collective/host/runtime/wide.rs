@@ -5,12 +5,13 @@ use bytemuck::cast_slice_mut;
 use ferrotron_tensor::DType;
 use std::ops::Range;
 
-use crate::collective::host::algorithms::combine::{kernels, round, widen_add};
+use crate::collective::host::algorithms::combine::kernels;
 use crate::collective::host::algorithms::rooted;
 use crate::collective::host::runtime::routed::{self, send_route_headers};
 use crate::collective::host::transport::header::Header;
 use crate::collective::host::transport::peer_channels::{PeerChannels, clip};
 use crate::collective::host::transport::piece::ChannelResult;
+use crate::collective::narrow_sums::{round, widen_add};
 use crate::collective::routes::Route;
 use crate::collective::{Call, Op, Reduction};
 
