@@ -22,6 +22,7 @@ MOD = re.compile(r"\bmod\s+\w+\s*;")
 PATH = re.compile(r"\b\w+(?:::\w+)*")
 ITEM = re.compile(r"\b(?:fn|struct|enum|trait|type|union|const|static|macro_rules!)\s+(\w+)")
 RUST_BLOCK = re.compile(r"^```rust(?!,ignore)", re.M)
+ITEM_UNDER_TEST = re.compile(r"\s*(?:#\[|pub\b|use\b|mod\b|fn\b|async\b|unsafe\b|impl\b|struct\b|enum\b|trait\b|type\b|const\b|static\b|macro_rules!)")
 PUBLIC_TYPE = re.compile(r"^pub (?:struct|enum|trait|union|type) (\w+)", re.M)
 
 
@@ -34,10 +35,12 @@ def code_of(path):
             continue
         code += text[at : found.start()]
         at = depth = 0
-        for bracket in re.compile(r"[(\[{)\]};]").finditer(text, found.end()):
-            depth += {"(": 1, "[": 1, "{": 1, ";": 0}.get(bracket[0], -1)
-            if depth == 0 and bracket[0] in ";}":
-                at = bracket.end()
+        # Variants, arms and fields end with a comma, or with what surrounds them.
+        ends = ";}" if ITEM_UNDER_TEST.match(text, found.end()) else ";},"
+        for bracket in re.compile(r"[(\[{)\]};,]").finditer(text, found.end()):
+            depth += {"(": 1, "[": 1, "{": 1, ";": 0, ",": 0}.get(bracket[0], -1)
+            if depth <= 0 and bracket[0] in ends:
+                at = bracket.end() if depth == 0 else bracket.start()
                 break
         test_modules.update(re.findall(r"\bmod\s+(\w+)\s*;", text[found.end() : at]))
     return re.sub(r"\b(pub)\([^)]*\)", r"\1", code + text[at:]), test_modules

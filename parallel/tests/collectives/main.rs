@@ -74,12 +74,8 @@ macro_rules! for_every_backend {
                 a_different_dtype_is_named,
                 a_different_length_is_named,
                 swapped_calls_are_named,
-                swapped_groups_are_named,
-                a_late_rank_is_named,
-                a_missing_message_is_named,
                 a_message_of_another_kind_is_named,
                 scattered_parts_have_the_dtype_of_the_whole,
-                a_rank_without_the_group_is_named,
                 a_panic_ends_all,
                 an_error_ends_all,
                 a_failure_with_a_call_under_way_ends_all,
@@ -93,7 +89,6 @@ macro_rules! for_every_backend {
                 sums_of_many_ranks_have_the_same_bits,
                 a_barrier_of_many_ranks_waits_for_the_last,
                 a_different_call_among_many_is_named,
-                a_late_rank_of_many_is_named,
             );
             cases!(roots:
                 another_root_of_a_broadcast_is_named,
@@ -112,6 +107,19 @@ for_every_backend! {
     shared_memory Backend::SharedMemory;
 }
 
+/// Ranks that others wait for in vain. Processes do so in simulated time (`simulation/cases.rs` of the rendezvous).
+mod waiting_threads {
+    use crate::worlds::Backend;
+    const BACKEND: Backend = Backend::Threads;
+
+    cases!(faults:
+        swapped_groups_are_named,
+        a_late_rank_is_named,
+        a_missing_message_is_named,
+        a_rank_without_the_group_is_named,
+    );
+}
+
 /// Sealed pieces go through TCP as all others do: the cases that are the same from there on are not tried again.
 mod sealed_tcp {
     use crate::worlds::Backend;
@@ -128,7 +136,7 @@ mod sealed_tcp {
     );
     cases!(sums: narrow_floats_are_rounded_once,);
     cases!(flight: groups_do_not_wait_for_one_another, work_that_nobody_waits_for_is_done,);
-    cases!(faults: a_late_rank_is_named, a_rank_that_leaves_early_is_named,);
+    cases!(faults: a_rank_that_leaves_early_is_named,);
 }
 
 /// Tensors of a GPU go through memory of the host: what is the same from there on is not tried again.
@@ -147,7 +155,7 @@ mod one_gpu {
     );
     cases!(sums: narrow_floats_are_rounded_once,);
     cases!(flight: groups_do_not_wait_for_one_another, work_that_nobody_waits_for_is_done,);
-    cases!(faults: a_late_rank_is_named, a_failure_with_a_call_under_way_ends_all,);
+    cases!(faults: a_failure_with_a_call_under_way_ends_all,);
 }
 
 /// Each on a GPU of its own, without threads or memory in common.

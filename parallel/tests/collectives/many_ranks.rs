@@ -105,17 +105,3 @@ pub fn a_different_call_among_many_is_named(backend: Backend) {
         check_errors(&errors, &[&odd, "calls all_reduce of 1000 x f32", "call 1"]);
     }
 }
-
-pub fn a_late_rank_of_many_is_named(backend: Backend) {
-    /// Longer than 20 ranks on few cores take to connect.
-    const LIMIT: Duration = Duration::from_secs(5);
-    let errors = backend.errors(20, LIMIT, |world| {
-        let group = world.group("dp", &all(&world))?;
-        reduce(&group, DType::F32, 10)?;
-        if world.rank() == 13 {
-            std::thread::sleep(LIMIT * 2);
-        }
-        until_error(|| reduce(&group, DType::F32, 1024))
-    });
-    check_errors(&errors, &["all_reduce: rank 13 did not enter call 2 of group dp"]);
-}

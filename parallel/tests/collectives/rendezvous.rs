@@ -167,29 +167,6 @@ fn no_timeout_is_too_long() {
 }
 
 #[test]
-fn missing_ranks_are_named() {
-    let config = rank_config(0, 4, SHORT, Transport::Auto);
-    let errors = scope(|scope| {
-        let ranks = [0, 2].map(|rank| {
-            let config = RankConfig { rank, ..config.clone() };
-            scope.spawn(move || run_rank_process(&config, work).expect_err("two are missing"))
-        });
-        ranks.map(|rank| rank.join().unwrap().to_string())
-    });
-    for error in errors {
-        assert!(error.contains("ranks [1, 3] of 4 did not come within 700ms"), "{error}");
-    }
-}
-
-#[test]
-fn a_rank_without_rank_0_gives_up() {
-    let start = Instant::now();
-    let error = run_rank_process(&rank_config(1, 2, SHORT, Transport::Auto), work).unwrap_err();
-    assert!(error.to_string().contains("no connection to rank 0 at 127.0.0.1:"), "{error}");
-    assert!(start.elapsed() < SHORT + Duration::from_secs(30), "{:?}", start.elapsed());
-}
-
-#[test]
 fn impostors_of_the_same_job_are_refused() {
     let config = rank_config(0, 2, TIMEOUT, Transport::Tcp);
     scope(|scope| {
@@ -269,27 +246,6 @@ fn a_port_that_is_taken_is_named_with_the_remedy() {
     for part in [&port, "probably another job", "another --rendezvous-port"] {
         assert!(error.contains(part), "no '{part}' in '{error}'");
     }
-}
-
-#[test]
-fn who_did_not_know_the_secret_is_named_when_ranks_are_missing() {
-    let config = rank_config(0, 2, SHORT * 2, Transport::Tcp);
-    scope(|scope| {
-        let first = scope.spawn(|| run_rank_process(&config, work).expect_err("one is missing"));
-        let wrong = RankConfig { rank: 1, secret: Some("open barley".into()), ..config.clone() };
-        let error = run_rank_process(&wrong, work).expect_err("the secret is wrong").to_string();
-        assert!(error.contains("FERROTRON_JOB_SECRET"), "{error}");
-        // A version of the program that says another hello.
-        stray(&config).write_all(b"ferrojob99").unwrap();
-        let error = first.join().unwrap().to_string();
-        for part in [
-            "ranks [1] of 2 did not come",
-            "turned away: 127.0.0.1, it does not know the job's secret",
-            "turned away: 127.0.0.1, it is of another version",
-        ] {
-            assert!(error.contains(part), "no '{part}' in '{error}'");
-        }
-    });
 }
 
 #[test]

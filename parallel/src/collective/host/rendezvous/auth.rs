@@ -17,15 +17,15 @@
 use sha2::{Digest, Sha256};
 use snow::HandshakeState;
 use std::io::{Error, ErrorKind, Result};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
 
 use super::super::transport::seal::{Seal, TAG, session, wrong};
 use super::config::Encryption;
 use super::connection::Connection;
+use super::network::Stream;
 
 /// The first bytes of a connection. The last two are the version of the protocol.
-const HELLO: [u8; 10] = *b"ferrojob03";
+const HELLO: [u8; 10] = *b"ferrojob04";
 
 /// Bytes of a public key.
 const KEY: usize = 32;
@@ -59,7 +59,8 @@ impl Secret {
     }
 
     /// Proves this end's knowledge and checks the other's, as the end that has connected.
-    pub async fn connect(&self, mut stream: TcpStream) -> Result<Connection> {
+    pub async fn connect(&self, stream: impl Into<Stream>) -> Result<Connection> {
+        let mut stream = stream.into();
         let mut session = session(&self.key, &HELLO)?.build_initiator().map_err(wrong)?;
         let mut first = [0; HELLO.len() + FIRST];
         let (hello, message) = first.split_at_mut(HELLO.len());
@@ -88,7 +89,8 @@ impl Secret {
     /// Performs [`Secret::connect`]'s handshake at the accepting end.
     ///
     /// The error of a rank which cannot belong to this job is [`ErrorKind::PermissionDenied`].
-    pub async fn accept(&self, mut stream: TcpStream) -> Result<Connection> {
+    pub async fn accept(&self, stream: impl Into<Stream>) -> Result<Connection> {
+        let mut stream = stream.into();
         let hello: [u8; HELLO.len()] = read(&mut stream).await?;
         if hello != HELLO {
             let (kind, what) = match hello.starts_with(b"ferrojob") {
@@ -147,14 +149,7 @@ fn machine() -> [u8; 16] {
     machine
 }
 
-/// Returns random bytes of the system.
-pub fn random<const N: usize>() -> Result<[u8; N]> {
-    let mut bytes = [0; N];
-    getrandom::fill(&mut bytes).map_err(Error::other)?;
-    Ok(bytes)
-}
-
-async fn read<const N: usize>(stream: &mut TcpStream) -> Result<[u8; N]> {
+async fn read<const N: usize>(stream: &mut (impl AsyncRead + Unpin)) -> Result<[u8; N]> {
     let mut bytes = [0; N];
     stream.read_exact(&mut bytes).await?;
     Ok(bytes)

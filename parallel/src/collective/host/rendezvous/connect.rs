@@ -3,12 +3,12 @@
 use std::io::{self, ErrorKind};
 use std::net::SocketAddr;
 use std::time::Duration;
-use tokio::net::TcpStream;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
-use super::auth::{self, Secret};
+use super::auth::Secret;
 use super::connection::Connection;
 use super::frame::{self, Admission, Introduction};
+use super::network::Network;
 use crate::descriptors::explained;
 
 /// Pause before a rank is tried again.
@@ -23,58 +23,59 @@ pub fn deadline(limit: Duration) -> Instant {
     Instant::now() + limit.min(YEAR)
 }
 
-/// Between half of a pause and one and a half: ranks that begin together do not come again together.
-pub fn jittered(pause: Duration) -> Duration {
-    // Without random bytes there was no proof of the secret either.
-    let share = u16::from_le_bytes(auth::random().unwrap_or_default());
-    pause / 2 + pause.mul_f64(f64::from(share) / f64::from(u16::MAX))
+/// Reaches other ranks of the job.
+#[derive(Clone)]
+pub struct Connector {
+    /// Leads to them.
+    pub network: Network,
+    /// Proves that this rank belongs to the job.
+    pub secret: Secret,
 }
 
-/// Connects to a rank once. Returns its answer.
-pub async fn connect_once(
-    address: SocketAddr,
-    secret: &Secret,
-    introduction: &Introduction,
-) -> io::Result<(Connection, Admission)> {
-    let reached = timeout(REACHED, TcpStream::connect(address)).await;
-    let stream = reached.unwrap_or(Err(ErrorKind::TimedOut.into())).map_err(explained)?;
-    // While nobody listens at a port of connections, the system may connect a socket to itself.
-    if stream.local_addr()? == stream.peer_addr()? {
-        return Err(ErrorKind::ConnectionRefused.into());
+impl Connector {
+    /// Connects to a rank once. Returns its answer.
+    pub async fn connect_once(
+        &self,
+        address: SocketAddr,
+        introduction: &Introduction,
+    ) -> io::Result<(Connection, Admission)> {
+        let reached = timeout(REACHED, self.network.connect(address)).await;
+        let stream = reached.unwrap_or(Err(ErrorKind::TimedOut.into())).map_err(explained)?;
+        let mut connection = self.secret.connect(stream).await?;
+        frame::write(&mut connection, introduction).await?;
+        let admission = frame::read(&mut connection).await?;
+        Ok((connection, admission))
     }
-    stream.set_nodelay(true)?;
-    let mut connection = secret.connect(stream).await?;
-    frame::write(&mut connection, introduction).await?;
-    let admission = frame::read(&mut connection).await?;
-    Ok((connection, admission))
-}
 
-/// Connects to a rank, which `listens` already, so that it is gone if nobody does, or may not listen yet.
-///
-/// Errors at once if the rank refuses, or if this process has no descriptor left.
-pub async fn connect(
-    rank: usize,
-    (address, listens): (SocketAddr, bool),
-    secret: &Secret,
-    introduction: &Introduction,
-    deadline: Instant,
-) -> io::Result<Connection> {
-    loop {
-        let late = Err(ErrorKind::TimedOut.into());
-        let attempt = connect_once(address, secret, introduction);
-        let error = match timeout_at(deadline, attempt).await.unwrap_or(late) {
-            Ok((connection, Admission::Admitted)) => return Ok(connection),
-            Ok((_, Admission::Refused(why))) => io::Error::new(ErrorKind::PermissionDenied, why),
-            Ok(_) => io::Error::new(ErrorKind::InvalidData, "it answers something else"),
-            Err(error) => error,
-        };
-        let in_vain =
-            matches!(error.kind(), ErrorKind::PermissionDenied | ErrorKind::QuotaExceeded);
-        let is_gone = listens && error.kind() == ErrorKind::ConnectionRefused;
-        if in_vain || is_gone || Instant::now() + PAUSE >= deadline {
-            let what = format!("no connection to rank {rank} at {address}: {error}");
-            return Err(io::Error::new(error.kind(), what));
+    /// Connects to a rank, which `listens` already, so that it is gone if nobody does, or may not listen yet.
+    ///
+    /// Errors at once if the rank refuses, or if this process has no descriptor left.
+    pub async fn connect(
+        &self,
+        rank: usize,
+        (address, listens): (SocketAddr, bool),
+        introduction: &Introduction,
+        deadline: Instant,
+    ) -> io::Result<Connection> {
+        loop {
+            let late = Err(ErrorKind::TimedOut.into());
+            let attempt = self.connect_once(address, introduction);
+            let error = match timeout_at(deadline, attempt).await.unwrap_or(late) {
+                Ok((connection, Admission::Admitted)) => return Ok(connection),
+                Ok((_, Admission::Refused(why))) => {
+                    io::Error::new(ErrorKind::PermissionDenied, why)
+                }
+                Ok(_) => io::Error::new(ErrorKind::InvalidData, "it answers something else"),
+                Err(error) => error,
+            };
+            let in_vain =
+                matches!(error.kind(), ErrorKind::PermissionDenied | ErrorKind::QuotaExceeded);
+            let is_gone = listens && error.kind() == ErrorKind::ConnectionRefused;
+            if in_vain || is_gone || Instant::now() + PAUSE >= deadline {
+                let what = format!("no connection to rank {rank} at {address}: {error}");
+                return Err(io::Error::new(error.kind(), what));
+            }
+            sleep(self.network.jittered(PAUSE)).await;
         }
-        sleep(jittered(PAUSE)).await;
     }
 }

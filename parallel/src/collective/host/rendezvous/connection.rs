@@ -4,13 +4,13 @@ use std::io;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::TcpStream;
 
 use super::super::transport::seal::Seal;
+use super::network::Stream;
 
 /// A connection behind its handshake.
 pub struct Connection {
-    stream: TcpStream,
+    stream: Stream,
     seal: Option<Seal>,
     /// Sealed bytes that the socket has not taken yet, from `written` on.
     sealed: Vec<u8>,
@@ -19,18 +19,18 @@ pub struct Connection {
 
 impl Connection {
     /// A connection whose bytes are sealed, if there is a seal.
-    pub fn new(stream: TcpStream, seal: Option<Seal>) -> Connection {
-        Connection { stream, seal, sealed: Vec::new(), written: 0 }
+    pub fn new(stream: impl Into<Stream>, seal: Option<Seal>) -> Connection {
+        Connection { stream: stream.into(), seal, sealed: Vec::new(), written: 0 }
     }
 
-    /// The socket.
-    pub fn stream(&self) -> &TcpStream {
+    /// The connection without its seal.
+    pub fn stream(&self) -> &Stream {
         &self.stream
     }
 
-    /// Gives up the socket, with the seal for all further bytes. All that was written must have been flushed, and all
+    /// Gives the connection up, with the seal for all further bytes. All that was written must have been flushed, and all
     /// messages that have come must have been read.
-    pub fn into_parts(self) -> (TcpStream, Option<Seal>) {
+    pub fn into_parts(self) -> (Stream, Option<Seal>) {
         (self.stream, self.seal)
     }
 
@@ -118,7 +118,7 @@ pub(super) mod tests {
     use super::super::super::transport::seal::tests::both_ends;
     use super::*;
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
-    use tokio::net::TcpListener;
+    use tokio::net::{TcpListener, TcpStream};
 
     /// The connecting and the accepting end of a TCP connection.
     pub async fn sockets() -> (TcpStream, TcpStream) {

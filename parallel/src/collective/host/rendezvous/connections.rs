@@ -3,7 +3,7 @@
 //! Either of two ranks may connect when it first needs the other, and often both do at once. The one with the higher
 //! number decides: it lets the other in unless it has begun to connect itself.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use tokio::sync::Notify;
@@ -60,7 +60,7 @@ pub struct Connections {
 
 #[derive(Default)]
 struct Table {
-    states: HashMap<(GroupId, usize), State>,
+    states: BTreeMap<(GroupId, usize), State>,
     /// Ranks that this rank is trying to reach, and how that stands.
     attempts: BTreeMap<(GroupId, usize), String>,
     /// Groups in which this rank makes no further calls: the last few thousand. One that connects for an older one waits.
@@ -128,11 +128,11 @@ impl Connections {
     pub fn step(&self, group: GroupId, peer: usize) -> Step {
         let table = &mut *self.table();
         let state = match table.states.entry((group, peer)) {
-            std::collections::hash_map::Entry::Vacant(place) => {
+            std::collections::btree_map::Entry::Vacant(place) => {
                 place.insert(State::Connecting);
                 return Step::Connect;
             }
-            std::collections::hash_map::Entry::Occupied(state) => state.into_mut(),
+            std::collections::btree_map::Entry::Occupied(state) => state.into_mut(),
         };
         if !matches!(state, State::Ready(_)) {
             return Step::Wait;

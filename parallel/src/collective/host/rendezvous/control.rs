@@ -11,20 +11,20 @@ mod messages;
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::TcpStream;
 use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
-use tokio::sync::{oneshot, watch};
+use tokio::sync::oneshot;
 use tokio::task::spawn_local;
 use tokio::time::{Instant, timeout, timeout_at};
 
 use super::super::runtime::census::{Census, Query};
+use super::super::runtime::watched::Watched;
 use super::super::runtime::world_health::{Answer, Entry, Reply, WorldHealth};
 use super::super::transport::connect::GroupId;
 use super::connection::Connection;
@@ -47,21 +47,21 @@ pub struct Control {
     size: usize,
     shared: Arc<WorldHealth>,
     /// The number of this incarnation of the job, when it is known.
-    incarnation: watch::Sender<Option<u64>>,
+    incarnation: Watched<Option<u64>>,
     /// The known addresses at which ranks listen: on rank 0 all of them.
     places: Mutex<BTreeMap<usize, SocketAddr>>,
     /// Queues of messages to the neighbours in the tree.
     outgoing: Mutex<BTreeMap<usize, UnboundedSender<ControlMessage>>>,
     /// Questions asked so far: the number of the next one.
     asked: AtomicU64,
-    questions: Mutex<HashMap<u64, oneshot::Sender<Body>>>,
+    questions: Mutex<BTreeMap<u64, oneshot::Sender<Body>>>,
     /// The callers that wait for a neighbour's count.
-    counts: Mutex<HashMap<(usize, Option<Query>), Asking>>,
+    counts: Mutex<BTreeMap<(usize, Option<Query>), Asking>>,
     /// Children below which all have met.
-    complete: watch::Sender<BTreeSet<usize>>,
-    welcomed: watch::Sender<bool>,
+    complete: Watched<BTreeSet<usize>>,
+    welcomed: Watched<bool>,
     /// Neighbours whose connection has ended, well or not.
-    ended: watch::Sender<BTreeSet<usize>>,
+    ended: Watched<BTreeSet<usize>>,
     departed: Mutex<BTreeSet<usize>>,
     /// Whether the neighbours have been told that the world has failed.
     told: AtomicBool,
@@ -93,15 +93,15 @@ impl Control {
             rank,
             size,
             shared: shared.clone(),
-            incarnation: watch::Sender::default(),
+            incarnation: Watched::default(),
             places: Mutex::default(),
             outgoing: Mutex::default(),
             asked: AtomicU64::new(0),
             questions: Mutex::default(),
             counts: Mutex::default(),
-            complete: watch::Sender::default(),
-            welcomed: watch::Sender::default(),
-            ended: watch::Sender::default(),
+            complete: Watched::default(),
+            welcomed: Watched::default(),
+            ended: Watched::default(),
             departed: Mutex::default(),
             told: AtomicBool::new(false),
             messages: AtomicU64::new(0),
@@ -121,7 +121,7 @@ impl Control {
     ///
     /// Errors if that rank is none, or is connected already.
     pub fn attach(self: &Arc<Self>, peer: usize, connection: Connection) -> Result<(), String> {
-        keep_alive(connection.stream());
+        connection.stream().keep_alive();
         let (reader, writer) = tokio::io::split(connection);
         self.attach_halves(peer, reader, writer)
     }
@@ -163,19 +163,19 @@ impl Control {
     pub fn awaits_children(&self) -> bool {
         let (mut children, here) = (tree::children(self.rank, self.size), lock(&self.outgoing));
         // Those who have come may have left since.
-        self.complete.borrow().len() < children.len()
+        self.complete.get().len() < children.len()
             && children.any(|child| !here.contains_key(&child))
     }
 
     /// Remembers the number of this incarnation of the job, which differs from those of earlier ones.
     pub fn incarnate(&self, incarnation: u64) {
-        self.incarnation.send_replace(Some(incarnation));
+        self.incarnation.change(|known| *known = Some(incarnation));
     }
 
     /// Waits until the number of this incarnation is known here.
     pub async fn incarnation(&self) -> Option<u64> {
-        // The sender lives as long as `self`.
-        self.incarnation.subscribe().wait_for(Option::is_some).await.ok().and_then(|known| *known)
+        self.incarnation.wait_for(Option::is_some).await;
+        *self.incarnation.get()
     }
 
     /// Waits until all ranks below this one have met, tells the parent, and waits until all ranks of the world have.
@@ -183,16 +183,14 @@ impl Control {
     /// Errors, with the children that have not come by the deadline, if not all below have met by then.
     pub async fn meet_all(&self, deadline: Instant) -> Result<(), Vec<usize>> {
         let children = tree::children(self.rank, self.size);
-        let mut complete = self.complete.subscribe();
-        let all = complete.wait_for(|complete| complete.len() == children.len());
+        let all = self.complete.wait_for(|complete| complete.len() == children.len());
         if timeout_at(deadline, all).await.is_err() {
             let here = lock(&self.outgoing);
             return Err(children.filter(|child| !here.contains_key(child)).collect());
         }
         if let Some(parent) = tree::parent(self.rank) {
             self.post(self.message(parent, Body::Complete));
-            // The sender lives as long as `self`. Rank 0 knows whom it waits for.
-            let _ = self.welcomed.subscribe().wait_for(|welcomed| *welcomed).await;
+            self.welcomed.wait_for(|welcomed| *welcomed).await; // rank 0 knows whom it waits for
         }
         children.for_each(|child| self.post(self.message(child, Body::Welcome)));
         Ok(())
@@ -250,18 +248,18 @@ impl Control {
             self.tell_failure();
         } else {
             let below: BTreeSet<_> = tree::children(self.rank, self.size).collect();
-            let mut ended = self.ended.subscribe();
+            let ended = self.ended.wait_for(|ended| ended.is_superset(&below));
             tokio::select! {
-                _ = timeout(limit, ended.wait_for(|ended| ended.is_superset(&below))) => {}
+                biased;
+                _ = timeout(limit, ended) => {}
                 () = self.shared.failed() => self.tell_failure(),
             }
         }
         let neighbours = self.neighbours();
         neighbours.iter().for_each(|&peer| self.post(self.message(peer, Body::Bye)));
         lock(&self.outgoing).clear(); // the writers end when they have written all
-        let mut ended = self.ended.subscribe();
         let all = |ended: &BTreeSet<usize>| neighbours.iter().all(|peer| ended.contains(peer));
-        let _ = timeout(LAST_MESSAGES, ended.wait_for(all)).await;
+        let _ = timeout(LAST_MESSAGES, self.ended.wait_for(all)).await;
     }
 
     /// Counts the neighbours, the messages sent to them or passed on, and heartbeats.
@@ -337,17 +335,7 @@ impl Control {
 }
 
 fn has_left() -> Answer {
-    Answer { entered: false, last: "it has left".to_string() }
-}
-
-/// Notices within half a minute when a machine dies without closing its connections.
-fn keep_alive(stream: &TcpStream) {
-    let keep_alive = socket2::TcpKeepalive::new()
-        .with_time(Duration::from_secs(10))
-        .with_interval(Duration::from_secs(5))
-        .with_retries(4);
-    // Without it a dead machine is noticed by its silence.
-    let _ = socket2::SockRef::from(stream).set_tcp_keepalive(&keep_alive);
+    Answer::missing("it has left")
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

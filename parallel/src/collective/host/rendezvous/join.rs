@@ -5,14 +5,13 @@ use std::io::ErrorKind;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::net::{TcpListener, lookup_host};
+use tokio::net::lookup_host;
 use tokio::sync::mpsc::unbounded_channel;
 use tokio::time::{Instant, sleep, timeout_at};
 
 use super::super::runtime::world_health::WorldHealth;
-use super::auth::{self, Secret};
 use super::config::RankConfig;
-use super::connect::{PAUSE, connect, deadline, jittered};
+use super::connect::{Connector, PAUSE, deadline};
 use super::connections::Connections;
 use super::control::Control;
 use super::frame::{self, Admission, Introduction, Purpose};
@@ -44,7 +43,7 @@ pub struct Met {
 pub async fn meet(
     config: &RankConfig,
     connecting: Duration,
-    secret: &Secret,
+    connector: &Connector,
     shared: &Arc<WorldHealth>,
     control: &Arc<Control>,
 ) -> Result<Met> {
@@ -72,7 +71,7 @@ pub async fn meet(
         IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
     };
     let here = SocketAddr::new(local, if *rank == 0 { *port } else { 0 });
-    let listener = TcpListener::bind(here).await.map_err(explained).map_err(|error| {
+    let listener = connector.network.listen(here).await.map_err(explained).map_err(|error| {
         let taken = match error.kind() {
             ErrorKind::AddrInUse => {
                 "; probably another job uses this port: give one of them another --rendezvous-port"
@@ -81,16 +80,16 @@ pub async fn meet(
         };
         failed(format!("rank {rank} of {size} cannot listen at {here}: {error}{taken}"))
     })?;
-    let port = listener.local_addr().map_err(|error| failed(error.to_string()))?.port();
+    let port = listener.port().map_err(|error| failed(error.to_string()))?;
 
     if *rank == 0 {
-        let incarnation = auth::random().map_err(|error| failed(error.to_string()))?;
+        let incarnation = connector.network.random().map_err(|error| failed(error.to_string()))?;
         control.incarnate(u64::from_le_bytes(incarnation));
     }
     let connections = Arc::new(Connections::new(*rank));
     let (sender, arrivals) = unbounded_channel();
     let entrance = Entrance {
-        secret: secret.clone(),
+        secret: connector.secret.clone(),
         job_id: job_id.clone(),
         transport: config.transport,
         connections: connections.clone(),
@@ -101,7 +100,7 @@ pub async fn meet(
     tokio::task::spawn_local(listen(listener, *rank, entrance));
     if *rank == 0 {
         let limit = config.world.timeout;
-        let welcome = Welcome::new(address, arrivals, shared, control).await;
+        let welcome = Welcome::new(address, arrivals, &connector.network, shared, control).await;
         welcome.everybody(deadline, limit, connecting).await?;
     } else {
         let introduce = |incarnation, purpose| {
@@ -110,19 +109,22 @@ pub async fn meet(
         };
         let join = introduce(None, Purpose::Join { size: *size, port });
         let what = format!("rank {rank}: not all of the {size} ranks came");
-        let (parent, incarnation) = ask_for_parent(address, secret, &join, deadline, &what).await?;
+        let (parent, incarnation) =
+            ask_for_parent(address, connector, &join, deadline, &what).await?;
         // Rank 0 knows who is missing.
         let deadline = deadline + PAUSE * 20;
         control.incarnate(incarnation);
         let above = tree::parent(*rank).unwrap_or(0);
         let child = introduce(Some(incarnation), Purpose::Child);
         let stream = tokio::select! {
-            stream = connect(above, (parent, true), secret, &child, deadline) => stream,
+            biased;
+            stream = connector.connect(above, (parent, true), &child, deadline) => stream,
             () = shared.failed() => return Err(reason(shared)),
         };
         let stream = stream.map_err(|error| failed(error.to_string()))?;
         control.attach(above, stream).map_err(failed)?;
         let met = tokio::select! {
+            biased;
             met = timeout_at(deadline + PAUSE * 20, control.meet_all(deadline)) => met,
             () = shared.failed() => return Err(reason(shared)),
         };
@@ -150,7 +152,7 @@ pub async fn meet(
 /// Errors with `what` if there is no answer.
 async fn ask_for_parent(
     master: SocketAddr,
-    secret: &Secret,
+    connector: &Connector,
     join: &Introduction,
     deadline: Instant,
     what: &str,
@@ -158,8 +160,10 @@ async fn ask_for_parent(
     let failed_to_connect = |error: std::io::Error| failed(error.to_string());
     let (mut listens, mut pause, mut limit) = (false, PAUSE, deadline);
     loop {
-        let mut stream =
-            connect(0, (master, listens), secret, join, limit).await.map_err(failed_to_connect)?;
+        let mut stream = connector
+            .connect(0, (master, listens), join, limit)
+            .await
+            .map_err(failed_to_connect)?;
         // Rank 0 knows who is missing.
         let answer = timeout_at(limit + PAUSE * 20, frame::read(&mut stream)).await;
         match answer.map_err(|_| failed(what.to_string()))? {
@@ -171,7 +175,7 @@ async fn ask_for_parent(
                 // At the deadline it tells those who come again who is missing.
                 (listens, pause, limit) =
                     (true, (pause * 2).min(COME_AGAIN), deadline + COME_AGAIN * 2);
-                sleep(jittered(pause)).await;
+                sleep(connector.network.jittered(pause)).await;
             }
             Ok(Admission::Refused(why)) => return Err(failed(why)),
             Ok(_) => return Err(failed("rank 0 answers something else".to_string())),
@@ -190,22 +194,26 @@ async fn resolve(host: &str, port: u16) -> Result<SocketAddr> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::auth::Secret;
     use super::super::config::{Encryption, Transport};
+    use super::super::network::Network;
+    use super::super::simulation::in_calm_networks;
     use super::*;
     use crate::collective::WorldConfig;
-    use tokio::task::{LocalSet, spawn_local};
+    use tokio::task::spawn_local;
     use tokio::time::timeout;
 
     /// A rank that ends when it has heard where its parent listens is named long before the timeout.
     #[test]
     fn a_rank_that_ends_before_it_comes_to_its_parent_is_named() {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        LocalSet::new().block_on(&runtime, async {
-            let (limit, connecting) = (Duration::from_secs(300), Duration::from_millis(500));
-            let free = TcpListener::bind("127.0.0.1:0").await.unwrap();
-            let address = free.local_addr().unwrap();
-            drop(free);
-            let rank = move |rank| async move {
+        in_calm_networks(async |networks: [Network; 3]| {
+            let limit = Duration::from_secs(300);
+            let address = SocketAddr::from(([127, 0, 0, 1], 4000));
+            let connectors = networks.map(|network| {
+                let secret = Secret::new(None, Encryption::BetweenHosts);
+                Connector { network, secret }
+            });
+            let rank = |rank: usize, connector: Connector| async move {
                 let config = RankConfig {
                     rank,
                     size: 3,
@@ -219,23 +227,22 @@ mod tests {
                 };
                 let shared = WorldHealth::new();
                 let control = Control::start(rank, 3, &shared);
-                let secret = Secret::new(None, Encryption::BetweenHosts);
-                let met = meet(&config, connecting, &secret, &shared, &control).await;
+                let met = meet(&config, CONNECTING, &connector, &shared, &control).await;
                 let error = met.err().expect("rank 1 is not there").to_string();
                 shared.fail(&error); // as its process does
                 error
             };
-            let [first, last] = [0, 2].map(|number| spawn_local(rank(number)));
+            let [first, last] =
+                [0, 2].map(|number| spawn_local(rank(number, connectors[number].clone())));
             let purpose = Purpose::Join { size: 3, port: 1 };
             let join = Introduction { job_id: None, rank: 1, incarnation: None, purpose };
-            let secret = Secret::new(None, Encryption::BetweenHosts);
-            let joined = connect(0, (address, false), &secret, &join, Instant::now() + limit).await;
-            let mut joined = joined.unwrap();
+            let end = Instant::now() + limit;
+            let mut joined = connectors[1].connect(0, (address, false), &join, end).await.unwrap();
             let answer: Admission = frame::read(&mut joined).await.unwrap();
             assert!(matches!(answer, Admission::Parent { .. }));
             drop(joined);
             for rank in [first, last] {
-                let error = timeout(limit / 5, rank).await.expect("within the bound").unwrap();
+                let error = timeout(limit / 4, rank).await.expect("within the bound").unwrap();
                 let want = "all of the 3 ranks joined, but ranks [1] did not come to their parents";
                 assert!(error.contains(want), "{error}");
             }

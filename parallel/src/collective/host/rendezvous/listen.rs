@@ -6,11 +6,11 @@ use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::net::TcpListener;
 use tokio::sync::mpsc::UnboundedSender;
 use tokio::task::{AbortHandle, spawn_local};
 use tokio::time::{sleep, timeout};
 
+use super::super::runtime::awake::awake_for;
 use super::super::runtime::world_health::WorldHealth;
 use super::super::transport::connect::GroupId;
 use super::auth::Secret;
@@ -19,6 +19,7 @@ use super::connection::Connection;
 use super::connections::{Connections, Decision};
 use super::control::Control;
 use super::frame::{self, Admission, Introduction, Purpose};
+use super::network::Listener;
 use super::pipes::pipes;
 use crate::descriptors::{self, explained};
 
@@ -92,7 +93,7 @@ pub struct Entrance {
 /// Accepts connections for ever. Strangers are dropped and disturb no rank.
 ///
 /// A rank that waits for others and has no descriptor for their connections ends the world.
-pub async fn listen(listener: TcpListener, rank: usize, entrance: Entrance) {
+pub async fn listen(listener: Listener, rank: usize, entrance: Entrance) {
     let mut strangers: VecDeque<AbortHandle> = VecDeque::new();
     let size = entrance.control.size();
     let most = MAX_UNAUTHENTICATED.max(size.min(descriptors::spare(size)));
@@ -146,7 +147,6 @@ impl Entrance {
         address: SocketAddr,
         own: usize,
     ) -> std::io::Result<()> {
-        stream.stream().set_nodelay(true)?;
         let introduction = timeout(HANDSHAKE_TIMEOUT, frame::read(&mut stream));
         let Introduction { job_id, rank, incarnation, purpose } = introduction.await??;
         let named = |id: &Option<String>| match id {
@@ -211,7 +211,8 @@ impl Entrance {
             Decision::Left => return frame::write(&mut stream, &Admission::Left).await.map(drop),
             Decision::Twice => return Ok(()), // it tries again if it has lost the first
         };
-        let made = timeout(PIPE_TIMEOUT, async {
+        // The other side may have made its pipes, and does not notice a pause of this process.
+        let made = awake_for(PIPE_TIMEOUT, async {
             frame::write(&mut stream, &answer).await?;
             pipes(stream, self.transport).await
         });
@@ -253,11 +254,12 @@ impl Entrance {
 #[cfg(test)]
 mod tests {
     use super::super::config::Encryption;
+    use super::super::simulation::in_calm_networks;
     use super::*;
-    use std::time::Instant;
     use tokio::io::AsyncReadExt;
-    use tokio::net::TcpStream;
+    use tokio::net::{TcpListener, TcpStream};
     use tokio::task::LocalSet;
+    use tokio::time::Instant;
 
     fn entrance(secret: &Secret, control: Arc<Control>, shared: Arc<WorldHealth>) -> Entrance {
         Entrance {
@@ -293,10 +295,9 @@ mod tests {
 
     #[test]
     fn silent_connections_are_dropped_and_keep_nobody_out() {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        LocalSet::new().block_on(&runtime, async {
-            let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-            let address = listener.local_addr().unwrap();
+        in_calm_networks(async |[own, others]| {
+            let address = SocketAddr::from(([127, 0, 0, 1], 4000));
+            let listener = own.listen(address).await.unwrap();
             let (secret, shared) =
                 (Secret::new(Some("sesame"), Encryption::Always), WorldHealth::new());
             let control = Control::start(0, 4, &shared);
@@ -306,9 +307,9 @@ mod tests {
             let start = Instant::now();
             let mut silent = Vec::new();
             for _ in 0..MAX_UNAUTHENTICATED + 10 {
-                silent.push(TcpStream::connect(address).await.unwrap());
+                silent.push(others.connect(address).await.unwrap());
             }
-            let rank = TcpStream::connect(address).await.unwrap();
+            let rank = others.connect(address).await.unwrap();
             let mut rank = secret.connect(rank).await.unwrap();
             let purpose = Purpose::Pipe { group: 7 };
             let introduction =
@@ -324,7 +325,7 @@ mod tests {
             for (other, want) in
                 [(other_job, "job 'B'"), (earlier, other_start), (child, other_start)]
             {
-                let stream = TcpStream::connect(address).await.unwrap();
+                let stream = others.connect(address).await.unwrap();
                 let mut stream = secret.connect(stream).await.unwrap();
                 frame::write(&mut stream, &other).await.unwrap();
                 let answer: Admission = frame::read(&mut stream).await.unwrap();

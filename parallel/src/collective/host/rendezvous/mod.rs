@@ -11,13 +11,17 @@ pub mod fuzzing;
 mod join;
 mod listen;
 mod net_rendezvous;
+mod network;
 mod pipes;
+#[cfg(test)]
+mod simulation;
 mod welcome;
 
 pub use config::{Encryption, RankConfig, Transport};
 
 use ferrotron_tensor::{Error, Result};
 use std::sync::{Arc, mpsc};
+use std::time::Duration;
 use tokio::task::spawn_local;
 
 use super::runtime::progress::ProgressThread;
@@ -26,10 +30,12 @@ use super::runtime::world::World;
 use super::runtime::world_health::WorldHealth;
 use crate::descriptors;
 use auth::Secret;
+use connect::Connector;
 use control::Control;
 use control::heartbeat::Heartbeat;
 use join::{CONNECTING, Met};
 use net_rendezvous::NetRendezvous;
+use network::Network;
 
 /// Runs `f` as one rank of a job of several processes, when all have come together. If `f` returns an error
 /// or panics, the calls of all other ranks end.
@@ -89,38 +95,46 @@ fn meet(
     let (sender, receiver) = mpsc::channel();
     let (config, shared, timeout) = (config.clone(), shared.clone(), config.world.timeout);
     progress.serve(move || async move {
-        let RankConfig { rank, size, .. } = config;
-        let (secret, control) = (
-            Secret::new(config.secret.as_deref(), config.encryption),
-            Control::start(rank, size, &shared),
-        );
-        let met = join::meet(&config, CONNECTING, &secret, &shared, &control).await;
-        match &met {
-            Ok(_) => drop(spawn_local(control.clone().beat(Heartbeat::of(timeout)))),
-            Err(error) => {
-                shared.fail(&error.to_string()); // those who have come already wait for the others
-            }
-        }
-        let (transport, job_id, control) = (config.transport, config.job_id, &control);
-        let met = met.map(|Met { first, connections }| NetRendezvous {
-            rank,
-            first,
-            secret,
-            job_id,
-            transport,
-            connections,
-            control: control.clone(),
-        });
-        let _ = sender.send((control.clone(), met));
+        let _ = sender.send(meet_in(Network::System, config, shared).await);
     });
     let gone = |_| Error::communication("rendezvous", "the progress thread has ended");
     let (control, met) = receiver.recv().map_err(gone)?;
-    let connections = met.as_ref().ok().map(|met| met.connections.clone());
-    progress.at_end(move || async move {
-        if let Some(connections) = connections {
-            connections.close_all();
+    let rendezvous = met.as_ref().ok().cloned();
+    progress.at_end(move || leave(control, rendezvous, timeout));
+    met
+}
+
+/// Meets the others in a network. Returns the rank's messages, and its connections if all have met. Must be called on the
+/// progress thread.
+async fn meet_in(
+    network: Network,
+    config: RankConfig,
+    shared: Arc<WorldHealth>,
+) -> (Arc<Control>, Result<Arc<NetRendezvous>>) {
+    let RankConfig { rank, size, .. } = config;
+    let control = Control::start(rank, size, &shared);
+    let secret = Secret::new(config.secret.as_deref(), config.encryption);
+    let connector = Connector { network, secret };
+    let met = join::meet(&config, CONNECTING, &connector, &shared, &control).await;
+    match &met {
+        Ok(_) => {
+            spawn_local(control.clone().beat(Heartbeat::of(config.world.timeout)));
         }
-        control.leave(timeout).await;
+        Err(error) => {
+            shared.fail(&error.to_string()); // those who have come already wait for the others
+        }
+    }
+    let rendezvous = met.map(|Met { first, connections }| {
+        let (transport, job_id, control) = (config.transport, config.job_id, control.clone());
+        Arc::new(NetRendezvous { rank, first, connector, job_id, transport, connections, control })
     });
-    met.map(Arc::new)
+    (control, rendezvous)
+}
+
+/// Leaves the others: closes connections that no call has taken, and says goodbye.
+async fn leave(control: Arc<Control>, rendezvous: Option<Arc<NetRendezvous>>, timeout: Duration) {
+    if let Some(rendezvous) = rendezvous {
+        rendezvous.connections.close_all();
+    }
+    control.leave(timeout).await;
 }

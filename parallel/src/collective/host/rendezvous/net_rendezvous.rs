@@ -13,9 +13,8 @@ use super::super::runtime::rendezvous::Rendezvous;
 use super::super::runtime::world_health::{Entry, Reply};
 use super::super::transport::connect::{Connect, GroupId, Pipes};
 use super::super::transport::piece::{ChannelResult, Fault};
-use super::auth::Secret;
 use super::config::Transport;
-use super::connect::{PAUSE, connect_once};
+use super::connect::{Connector, PAUSE};
 use super::connections::{Connections, Step};
 use super::control::Control;
 use super::frame::{Admission, Introduction, Purpose};
@@ -34,8 +33,8 @@ pub struct NetRendezvous {
     pub rank: usize,
     /// The address at which this rank has found rank 0.
     pub first: IpAddr,
-    /// Proves that this rank belongs to the job.
-    pub secret: Secret,
+    /// Reaches the others.
+    pub connector: Connector,
     /// The job's id.
     pub job_id: Option<String>,
     /// The transports that may be used.
@@ -142,6 +141,7 @@ impl NetRendezvous {
                 return None;
             }
             tokio::select! {
+                biased;
                 end = &mut attempt => return Some(end),
                 () = changed => {}
             }
@@ -158,7 +158,7 @@ impl NetRendezvous {
         let address = seen_from_here(self.place(peer).await?, self.first);
         let note = |stands: String| self.connections.note(group, peer, stands);
         note(format!("rank {peer} does not answer at {address}"));
-        let connected = connect_once(address, &self.secret, &introduction).await;
+        let connected = self.connector.connect_once(address, &introduction).await;
         let (connection, admission) = connected.inspect_err(|error| {
             note(format!("rank {peer} cannot be reached at {address}: {error}"));
         })?;
@@ -195,27 +195,28 @@ pub fn seen_from_here(mut address: SocketAddr, first: IpAddr) -> SocketAddr {
 #[cfg(test)]
 mod tests {
     use super::super::super::runtime::world_health::WorldHealth;
+    use super::super::auth::Secret;
     use super::super::config::Encryption;
     use super::super::connection::Connection;
-    use super::super::connection::tests::sockets;
     use super::super::connections::Decision;
     use super::super::frame;
+    use super::super::network::Network;
+    use super::super::simulation::in_calm_networks;
     use super::*;
-    use tokio::net::TcpListener;
-    use tokio::task::LocalSet;
     use tokio::time::timeout;
 
-    fn run(test: impl Future<Output = ()>) {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        LocalSet::new().block_on(&runtime, test);
+    /// An address of simulated networks.
+    fn address() -> SocketAddr {
+        SocketAddr::from(([127, 0, 0, 1], 4000))
     }
 
-    fn rendezvous(rank: usize, control: Arc<Control>, address: SocketAddr) -> NetRendezvous {
+    fn rendezvous(rank: usize, control: Arc<Control>, network: Network) -> NetRendezvous {
         control.incarnate(5);
+        let secret = Secret::new(None, Encryption::BetweenHosts);
         NetRendezvous {
             rank,
-            first: address.ip(),
-            secret: Secret::new(None, Encryption::BetweenHosts),
+            first: address().ip(),
+            connector: Connector { network, secret },
             job_id: None,
             transport: Transport::Tcp,
             connections: Arc::new(Connections::new(rank)),
@@ -225,13 +226,12 @@ mod tests {
 
     #[test]
     fn a_rank_that_cannot_be_reached_is_known_with_its_address() {
-        run(async {
+        in_calm_networks(async |[own, other]| {
             // Takes connections, and says nothing.
-            let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
-            let address = silent.local_addr().unwrap();
+            let (address, silent) = (address(), other.listen(address()).await.unwrap());
             let control = Control::start(0, 2, &WorldHealth::new());
             control.know(1, address);
-            let rendezvous = rendezvous(0, control, address);
+            let rendezvous = rendezvous(0, control, own);
             let attempt = timeout(Duration::from_millis(100), rendezvous.pipes_to(7, 1)).await;
             assert!(attempt.is_err(), "it waits");
             let want = format!("rank 1 does not answer at {address}");
@@ -253,18 +253,19 @@ mod tests {
     /// The other is silent at its address, and its own connection comes.
     #[test]
     fn the_connection_that_comes_first_is_taken() {
-        run(async {
-            let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
-            let address = silent.local_addr().unwrap();
+        in_calm_networks(async |[own, other]| {
+            let (address, _silent) = (address(), other.listen(address()).await.unwrap());
             let control = Control::start(1, 5, &WorldHealth::new());
             control.know(4, address);
-            let rendezvous = rendezvous(1, control, address);
+            let rendezvous = rendezvous(1, control, own);
             let comes = async {
                 sleep(PAUSE).await;
                 assert!(rendezvous.connections.is_connecting(7, 4));
                 assert_eq!(rendezvous.connections.admit(7, 4), Decision::Admitted);
-                let (one, other) = sockets().await;
-                let [one, other] = [one, other].map(|end| Connection::new(end, None));
+                let near = other.listen(SocketAddr::from(([127, 0, 0, 1], 4001))).await.unwrap();
+                let far = other.connect(SocketAddr::from(([127, 0, 0, 1], 4001))).await.unwrap();
+                let near = near.accept().await.unwrap().0;
+                let [one, other] = [near, far].map(|end| Connection::new(end, None));
                 let both = tokio::join!(pipes(one, Transport::Tcp), pipes(other, Transport::Tcp));
                 rendezvous.connections.made(7, 4, both.0.unwrap());
                 both.1.unwrap()
@@ -279,15 +280,14 @@ mod tests {
     /// The other's connection goes before, and never comes.
     #[test]
     fn a_rank_that_has_stepped_aside_tries_again() {
-        run(async {
-            let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-            let address = listener.local_addr().unwrap();
+        in_calm_networks(async |[own, other]| {
+            let (address, listener) = (address(), other.listen(address()).await.unwrap());
             let control = Control::start(1, 5, &WorldHealth::new());
             control.know(4, address);
-            let rendezvous = rendezvous(1, control, address);
+            let rendezvous = rendezvous(1, control, own);
             let answers = async |answer: Admission| {
                 let (stream, _) = listener.accept().await.unwrap();
-                let mut stream = rendezvous.secret.accept(stream).await.unwrap();
+                let mut stream = rendezvous.connector.secret.accept(stream).await.unwrap();
                 let introduction: Introduction = frame::read(&mut stream).await.unwrap();
                 assert_eq!(introduction.incarnation, Some(5));
                 frame::write(&mut stream, &answer).await.unwrap();

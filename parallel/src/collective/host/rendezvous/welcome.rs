@@ -15,6 +15,7 @@ use super::connection::Connection;
 use super::control::Control;
 use super::frame::{self, Admission};
 use super::listen::{Arrival, Joined, TurnedAway};
+use super::network::Network;
 use crate::collective::tree;
 
 /// Ranks, or processes that were turned away, that are named at most.
@@ -33,6 +34,7 @@ const ANOTHER_PORT: &str =
 /// The ranks that have come to rank 0.
 pub struct Welcome<'a> {
     arrivals: UnboundedReceiver<Arrival>,
+    network: &'a Network,
     shared: &'a WorldHealth,
     control: &'a Arc<Control>,
     incarnation: u64,
@@ -50,12 +52,14 @@ impl<'a> Welcome<'a> {
     pub async fn new(
         own: SocketAddr,
         arrivals: UnboundedReceiver<Arrival>,
+        network: &'a Network,
         shared: &'a WorldHealth,
         control: &'a Arc<Control>,
     ) -> Welcome<'a> {
         control.know(0, own);
         Welcome {
             arrivals,
+            network,
             shared,
             control,
             incarnation: control.incarnation().await.unwrap_or_default(),
@@ -78,6 +82,7 @@ impl<'a> Welcome<'a> {
     ) -> Result<()> {
         while !self.missing.is_empty() {
             let arrival = tokio::select! {
+            biased;
                 arrival = timeout_at(deadline, self.arrivals.recv()) => arrival,
                 () = self.shared.failed() => Ok(None),
             };
@@ -93,6 +98,7 @@ impl<'a> Welcome<'a> {
         let (shared, control) = (self.shared, self.control);
         // Ranks that were sent away come again.
         tokio::select! {
+            biased;
             met = all_connected(deadline, connecting, shared, control) => met?,
             () = self.serve() => {}
         }
@@ -120,10 +126,9 @@ impl<'a> Welcome<'a> {
             Arrival::TurnedAway(process) => {
                 if self.turned_away.len() < NAMED && !self.turned_away.contains(&process) {
                     // At once: the process that started it may be waiting for it.
-                    let line =
-                        format!("rank 0: a process is turned away: {process}; {ANOTHER_PORT}\n");
-                    // In vain if standard error is closed.
-                    let _ = std::io::Write::write_all(&mut std::io::stderr(), line.as_bytes());
+                    self.network.warn(&format!(
+                        "rank 0: a process is turned away: {process}; {ANOTHER_PORT}"
+                    ));
                     self.turned_away.push(process);
                 }
             }
@@ -215,6 +220,7 @@ async fn all_connected(
     // At the deadline others know better which of their children have not come.
     let deadline = deadline(limit).min(joined + PAUSE * 40);
     let met = tokio::select! {
+            biased;
         met = control.meet_all(deadline) => met,
         () = shared.failed() => return Err(reason(shared)),
     };
@@ -250,10 +256,11 @@ pub fn failed(what: String) -> Error {
 mod tests {
     use super::super::auth::Secret;
     use super::super::config::{Encryption, Transport};
-    use super::super::connect::connect;
+    use super::super::connect::Connector;
     use super::super::connections::Connections;
     use super::super::frame::{Introduction, Purpose};
     use super::super::listen::{Entrance, listen};
+    use super::super::network::Network;
     use super::*;
     use tokio::net::TcpListener;
     use tokio::sync::mpsc::unbounded_channel;
@@ -284,15 +291,17 @@ mod tests {
                 arrivals: Some(sender),
                 shared: shared.clone(),
             };
-            spawn_local(listen(listener, 0, entrance));
+            spawn_local(listen(listener.into(), 0, entrance));
             spawn_local(async move {
-                let welcome = Welcome::new(address, arrivals, &shared, &control).await;
+                let network = Network::System;
+                let welcome = Welcome::new(address, arrivals, &network, &shared, &control).await;
                 welcome.everybody(deadline(limit), limit, limit).await
             });
+            let connector = Connector { network: Network::System, secret };
             let join = async |rank: usize, port: usize| {
                 let purpose = Purpose::Join { size: SIZE, port: port as u16 };
                 let join = Introduction { job_id: None, rank, incarnation: None, purpose };
-                connect(0, (address, true), &secret, &join, deadline(limit)).await.unwrap()
+                connector.connect(0, (address, true), &join, deadline(limit)).await.unwrap()
             };
             let is_told = async |rank: usize, stream: &mut Connection| {
                 let answer: Admission = frame::read(stream).await.unwrap();

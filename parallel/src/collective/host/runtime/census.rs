@@ -9,7 +9,7 @@ use crate::collective::host::transport::connect::GroupId;
 const NAMED: usize = 8;
 
 /// Asks the members of a group whether they have entered a call.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Query {
     /// The group.
     pub group: GroupId,
@@ -20,7 +20,7 @@ pub struct Query {
 }
 
 /// Numbers in the world of a group's ranks. Those of a mesh are three numbers, however many ranks they are.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Members {
     /// `count` ranks: `first`, `first + step`, ...
     Strided {
@@ -90,13 +90,13 @@ pub struct Census {
     /// Those that do not answer. What lies behind them in the tree is not known.
     pub silent: Vec<usize>,
     /// Those that have not entered the call, and what they did last.
-    pub missing: Vec<(usize, String)>,
+    pub missing: Vec<(usize, Answer)>,
 }
 
 impl Census {
     /// The share of one rank: nothing, or that it is missing.
     pub fn of(rank: usize, answer: Answer) -> Census {
-        let missing = if answer.entered { Vec::new() } else { vec![(rank, answer.last)] };
+        let missing = if answer.entered { Vec::new() } else { vec![(rank, answer)] };
         Census { missing, ..Census::default() }
     }
 

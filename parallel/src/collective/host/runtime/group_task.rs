@@ -12,17 +12,15 @@ use std::time::Duration;
 use tokio::sync::Mutex as AsyncMutex;
 use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::task::yield_now;
-use tokio::time::sleep;
 use tracing::Instrument;
 
 use crate::collective::host::runtime::awake::awake_for;
-use crate::collective::host::runtime::census::{Census, Members, Query};
 use crate::collective::host::runtime::queued_call::QueuedCall;
 use crate::collective::host::runtime::rendezvous::Rendezvous;
 use crate::collective::host::runtime::run::{Locked, call_route, run};
 use crate::collective::host::runtime::run_rank::panicked;
 use crate::collective::host::runtime::world_health::{Entry, Kind, WorldHealth};
-use crate::collective::host::silence::{blame, list};
+use crate::collective::host::silence::blame;
 use crate::collective::host::transport::connect::GroupId;
 use crate::collective::host::transport::header::Header;
 use crate::collective::host::transport::peer_channels::PeerChannels;
@@ -30,9 +28,6 @@ use crate::collective::host::transport::piece::{ChannelResult, Fault};
 use crate::collective::routes::Route;
 use crate::collective::work::Polling;
 use crate::collective::{Call, CommVolume, Memory, Op};
-
-/// Time within which a rank that closes its channels must say why.
-const GRACE: Duration = Duration::from_millis(300);
 
 /// A rank's part in one group.
 pub struct GroupTask {
@@ -91,7 +86,7 @@ impl GroupTask {
         let me = self.ranks[self.links.rank];
         let headers: Vec<_> = entries.iter().map(|entry| Header::new(call, entry.number)).collect();
         let (shared, id, limit) = (self.shared.clone(), self.id, self.timeout);
-        shared.note(id, me, |progress| progress.begin(headers[0]));
+        shared.note(id, me, |progress| progress.begin(&self.name, headers[0]));
 
         let before = self.links.payload();
         // Locked until the call has ended, well or not, and nothing is lent any more.
@@ -161,73 +156,6 @@ impl GroupTask {
         let (name, me) = (&self.name, self.ranks[self.links.rank]);
         format!("rank {me} was in {entry} of group {name} ({call})")
     }
-
-    /// The entries that single ranks, by their numbers in the world, must have made for a call to end.
-    fn awaited(&self, entries: &[Entry]) -> Vec<(usize, Entry)> {
-        let own = self.links.rank;
-        let of_one = |&Entry { kind, number }: &Entry| match kind {
-            Kind::Call => None,
-            Kind::Sent(to) => Some((self.ranks[to], Entry { kind: Kind::Received(own), number })),
-            Kind::Received(from) => {
-                Some((self.ranks[from], Entry { kind: Kind::Sent(own), number }))
-            }
-        };
-        entries.iter().filter_map(of_one).collect()
-    }
-
-    /// Waits until the reason why a rank has closed its pipes should have come. All have been asked, and the rank has
-    /// answered, or its parent in the tree for one that has left, or there was no answer for long. Tells the ranks that
-    /// do not answer; the one that has gone may have waited for them.
-    async fn wait_for_reason(&self) -> Census {
-        // It takes leave, and says a moment after it has closed its pipes if that was for an error.
-        sleep(GRACE).await;
-        self.rendezvous.census(None).await
-    }
-
-    /// Names the ranks that this call has waited for in vain.
-    async fn diagnose(&self, call: &Call, entries: &[Entry]) -> String {
-        let questions = self.awaited(entries);
-        let all = entries.iter().copied().find(|entry| entry.kind == Kind::Call);
-        let members = || Members::new(&self.ranks);
-        let query = all.map(|entry| Query { group: self.id, members: members(), entry });
-        let (replies, census) =
-            tokio::join!(self.rendezvous.ask(self.id, &questions), self.rendezvous.census(query));
-        let asked =
-            questions.into_iter().zip(replies).filter_map(|((rank, entry), reply)| match reply {
-                Ok(answer) if !answer.entered => Some((rank, entry, answer.last)),
-                Ok(_) | Err(_) => None,
-            });
-        let counted = census.missing.into_iter().map(|(rank, last)| (rank, entries[0], last));
-        let (silent, missing) = (census.silent, asked.chain(counted).collect::<Vec<_>>());
-        let (op, name, me) = (call.op.name(), &self.name, self.ranks[self.links.rank]);
-        let (entry, limit) = (entries[0], self.timeout);
-        // A rank that does not answer, in whatever group: those who are missing here may wait for it.
-        let silent = blame(&silent).map(|silent| format!("and {silent}"));
-        let (Some((_, awaited, _)), None) = (missing.first(), &silent) else {
-            let unreached =
-                self.rendezvous.unreached(self.id).map(|stands| format!("where {stands}"));
-            let why = silent.or(unreached).unwrap_or_else(|| {
-                "though all ranks entered it: allow more time, or look for a rank that is stuck"
-                    .into()
-            });
-            return format!(
-                "{op}: {entry} of group {name} ({call}) did not end within {limit:?} on rank {me}, {why}"
-            );
-        };
-        let last: Vec<_> = missing
-            .iter()
-            .map(
-                |(rank, _, last)| {
-                    if missing.len() == 1 { last.clone() } else { format!("rank {rank}: {last}") }
-                },
-            )
-            .collect();
-        format!(
-            "{op}: {} did not enter {awaited} of group {name} ({call}) within {limit:?} of rank {me}; {}",
-            list(missing.iter().map(|(rank, ..)| *rank)),
-            last.join("; ")
-        )
-    }
 }
 
 impl Drop for GroupTask {
@@ -260,6 +188,7 @@ async fn caught(run: impl Future<Output = ChannelResult<()>>) -> ChannelResult<(
 mod tests {
     use super::*;
     use crate::collective::Buffer;
+    use crate::collective::host::runtime::census::{Census, Query};
     use crate::collective::host::runtime::world_health::Reply;
     use crate::collective::host::transport::channel::{RecvChannelKind, SendChannelKind};
     use crate::collective::host::transport::connect::{Connect, Pipes};
@@ -270,6 +199,7 @@ mod tests {
     use std::sync::atomic::{AtomicBool, Ordering};
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     use tokio::net::{TcpListener, TcpStream};
+    use tokio::time::sleep;
 
     const PAUSE: Duration = Duration::from_millis(30);
 

@@ -1,8 +1,9 @@
 //! The runtime of a rank: its progress thread, the calls of its groups, and the health of the world.
 
-mod awake;
+pub(super) mod awake;
 pub(super) mod block_on;
 pub(super) mod census;
+mod diagnosis;
 pub(super) mod group_task;
 pub(super) mod progress;
 pub(super) mod queue;
@@ -12,6 +13,7 @@ mod routed;
 pub(super) mod run;
 pub(super) mod run_rank;
 pub(super) mod threads;
+pub(super) mod watched;
 mod wide;
 pub(super) mod world;
 pub(super) mod world_health;

@@ -5,9 +5,9 @@ use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use tokio::sync::watch;
 
 use crate::collective::host::recent::Recent;
+use crate::collective::host::runtime::watched::Watched;
 use crate::collective::host::transport::connect::GroupId;
 use crate::collective::host::transport::header::Header;
 
@@ -23,7 +23,7 @@ pub enum Kind {
 }
 
 /// The n-th of a [`Kind`], from 1.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Entry {
     /// The kind of event that is counted.
     pub kind: Kind,
@@ -46,17 +46,27 @@ impl fmt::Display for Entry {
 #[derive(Debug, Clone, Default)]
 pub struct CallCounters {
     entered: BTreeMap<Kind, u64>,
-    last: Option<Header>,
+    /// The last call, with the name of the group.
+    last: Option<(Arc<str>, Header)>,
     running: bool,
 }
 
 /// The answer of a rank that others wait for.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Answer {
     /// Whether it has entered the call.
     pub entered: bool,
     /// Its last call, in words.
     pub last: String,
+    /// Whether it has not entered the call, and waits in a call of another group.
+    pub waits: bool,
+}
+
+impl Answer {
+    /// The answer of a rank that has not entered a call and waits in no other.
+    pub fn missing(last: &str) -> Answer {
+        Answer { entered: false, last: last.to_string(), waits: false }
+    }
 }
 
 /// The result of asking a rank: its answer, or the number of the rank that does not answer. That is the rank asked, or
@@ -72,8 +82,8 @@ impl CallCounters {
     }
 
     /// Notes that the call of `header` is under way.
-    pub fn begin(&mut self, header: Header) {
-        (self.last, self.running) = (Some(header), true);
+    pub fn begin(&mut self, group: &Arc<str>, header: Header) {
+        (self.last, self.running) = (Some((group.clone(), header)), true);
     }
 
     /// Notes that it is done.
@@ -85,11 +95,11 @@ impl CallCounters {
     pub fn answer(&self, entry: Entry) -> Answer {
         let last = match (&self.last, self.running) {
             (None, _) => "it has called nothing in this group".to_string(),
-            (Some(header), true) => format!("it is in {}", header.describe()),
-            (Some(header), false) => format!("its last was {}", header.describe()),
+            (Some((_, header)), true) => format!("it is in {}", header.describe()),
+            (Some((_, header)), false) => format!("its last was {}", header.describe()),
         };
         let entered = self.entered.get(&entry.kind).is_some_and(|&count| count >= entry.number);
-        Answer { entered, last }
+        Answer { entered, last, waits: false }
     }
 }
 
@@ -104,20 +114,20 @@ struct CounterTable {
 
 /// The state that all ranks of a process share.
 pub struct WorldHealth {
-    failure: watch::Sender<Option<Arc<str>>>,
+    failure: Watched<Option<Arc<str>>>,
     counters: Mutex<CounterTable>,
 }
 
 impl WorldHealth {
     /// A world in which nothing has happened yet.
     pub fn new() -> Arc<WorldHealth> {
-        Arc::new(WorldHealth { failure: watch::Sender::new(None), counters: Mutex::default() })
+        Arc::new(WorldHealth { failure: Watched::default(), counters: Mutex::default() })
     }
 
     /// Ends the world: every pending and later call of every rank fails with the first reason given. Returns
     /// whether this was the first.
     pub fn fail(&self, reason: &str) -> bool {
-        self.failure.send_if_modified(|failure| {
+        self.failure.change(|failure| {
             let first = failure.is_none();
             if first {
                 *failure = Some(Arc::from(reason));
@@ -128,7 +138,7 @@ impl WorldHealth {
 
     /// Errors if the world has failed.
     pub fn check(&self) -> Result<()> {
-        match self.failure.borrow().as_deref() {
+        match self.failure.get().as_deref() {
             Some(reason) => Err(Error::communication("", reason)),
             None => Ok(()),
         }
@@ -136,8 +146,7 @@ impl WorldHealth {
 
     /// Returns when the world has failed.
     pub async fn failed(&self) {
-        // The sender lives as long as `self`, so this cannot fail.
-        let _ = self.failure.subscribe().wait_for(Option::is_some).await;
+        self.failure.wait_for(Option::is_some).await;
     }
 
     /// Changes what is known of a rank's progress in a group.
@@ -164,10 +173,24 @@ impl WorldHealth {
 
     /// Returns the progress of a rank in a group.
     pub fn answer(&self, group: GroupId, rank: usize, entry: Entry) -> Answer {
-        match self.board().ranks.get(&group).and_then(|ranks| ranks.get(&rank)) {
+        let board = self.board();
+        let mut answer = match board.ranks.get(&group).and_then(|ranks| ranks.get(&rank)) {
             Some(progress) => progress.answer(entry),
-            None => Answer { entered: false, last: "it has not made this group".to_string() },
+            None => Answer::missing("it has not made this group"),
+        };
+        if !answer.entered {
+            let others = board.ranks.iter().filter(|(id, _)| **id != group);
+            let running = others.filter_map(|(id, ranks)| {
+                ranks.get(&rank).filter(|progress| progress.running).map(|progress| (id, progress))
+            });
+            if let Some((_, CallCounters { last: Some((name, header)), .. })) =
+                running.min_by_key(|(id, _)| **id)
+            {
+                answer.waits = true;
+                answer.last += &format!("; it waits in {} of group {name}", header.describe());
+            }
         }
+        answer
     }
 
     fn board(&self) -> MutexGuard<'_, CounterTable> {

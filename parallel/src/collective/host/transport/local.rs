@@ -71,6 +71,13 @@ impl LocalReader {
         Ok(self.current.insert(chunk).bytes())
     }
 
+    /// The next piece, of any length. None when the writer is gone.
+    #[cfg(test)]
+    pub async fn next_piece(&mut self) -> Option<&[u8]> {
+        let chunk = self.full.recv().await?;
+        Some(self.current.insert(chunk).bytes())
+    }
+
     pub async fn recv(&mut self, into: &mut [u8]) -> ChannelResult<()> {
         into.copy_from_slice(self.piece(into.len()).await?);
         self.release();

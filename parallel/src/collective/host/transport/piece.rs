@@ -28,9 +28,9 @@ pub struct PieceBuffer {
 }
 
 impl PieceBuffer {
-    /// Creates a buffer of zeros; no byte is in use.
+    /// Creates a buffer that grows to the largest piece that it has held.
     pub fn new() -> PieceBuffer {
-        PieceBuffer { lines: vec![CacheLine::zeroed(); PIECE / size_of::<CacheLine>()], len: 0 }
+        PieceBuffer { lines: Vec::new(), len: 0 }
     }
 
     /// The bytes in use.
@@ -38,8 +38,12 @@ impl PieceBuffer {
         &bytemuck::cast_slice(&self.lines)[..self.len]
     }
 
-    /// The first `len` bytes, which are those in use from now on.
+    /// The first `len` bytes, which are those in use from now on. They hold anything.
     pub fn begin(&mut self, len: usize) -> &mut [u8] {
+        let lines = len.div_ceil(size_of::<CacheLine>());
+        if self.lines.len() < lines {
+            self.lines = vec![CacheLine::zeroed(); lines.next_power_of_two()];
+        }
         self.len = len;
         &mut bytemuck::cast_slice_mut(&mut self.lines)[..len]
     }

@@ -11,11 +11,11 @@ use super::{Control, has_left, lock};
 use crate::collective::tree;
 
 /// Time within which a neighbour with nobody behind it answers.
-const NEAREST: Duration = Duration::from_millis(if cfg!(test) { 6000 } else { 2500 });
+const NEAREST: Duration = Duration::from_millis(2500);
 
 /// Time that each level behind a neighbour adds: a rank that does not answer is named by its neighbour before those that
-/// asked this neighbour lose patience. Longer than ranks that share a core wait for their turns: in tests 10,000.
-const LEVEL: Duration = Duration::from_millis(if cfg!(test) { 5000 } else { 500 });
+/// asked this neighbour lose patience. Longer than ranks that share a core wait for their turns.
+const LEVEL: Duration = Duration::from_millis(500);
 
 impl Control {
     /// Asks all ranks whether they are there and, with a query, whether they have entered its call.

@@ -27,8 +27,8 @@ fn run<T>(future: impl Future<Output = T>) -> Option<T> {
 pub fn message_seeds() -> Vec<Vec<u8>> {
     let entry = Entry { kind: Kind::Call, number: 1 };
     let query = Some(Query { group: 7, members: Members::new(&[1, 5, 9]), entry });
-    let census = Census { silent: vec![6], missing: vec![(7, "it has left".to_string())] };
-    let answer = Answer { entered: true, last: "it is in a call".to_string() };
+    let census = Census { silent: vec![6], missing: vec![(7, Answer::missing("it has left"))] };
+    let answer = Answer { entered: true, last: "it is in a call".to_string(), waits: false };
     let address = Some(([127, 0, 0, 1], 21_234).into());
     let of_parent = [
         Body::Welcome,
@@ -76,8 +76,7 @@ pub fn read_messages(bytes: &[u8]) -> bool {
         let (_, far) = ends.iter_mut().find(|(neighbour, _)| *neighbour == peer)?;
         far.write_all(bytes).await.ok()?;
         far.shutdown().await.ok()?;
-        let mut ended = control.ended.subscribe();
-        let _ = ended.wait_for(|ended| ended.contains(&peer)).await;
+        control.ended.wait_for(|ended| ended.contains(&peer)).await;
         Some(no_message_was_refused(&shared))
     });
     taken.flatten().unwrap_or(false)

@@ -65,6 +65,7 @@ impl Control {
             }
             due = now + period;
             tokio::select! {
+                biased;
                 () = sleep_until(due) => {}
                 () = self.shared.failed() => return,
             }

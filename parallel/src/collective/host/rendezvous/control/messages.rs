@@ -54,9 +54,7 @@ impl Control {
                         self.shared.fail(&format!("rank {peer} is gone: {error}"));
                     }
                     lock(&self.outgoing).remove(&peer);
-                    self.ended.send_modify(|ended| {
-                        ended.insert(peer);
-                    });
+                    self.ended.change(|ended| ended.insert(peer));
                     return;
                 }
             }
@@ -111,12 +109,10 @@ impl Control {
     fn receive(self: &Arc<Self>, ControlMessage { from, body, .. }: ControlMessage) {
         match body {
             Body::Complete => {
-                self.complete.send_modify(|complete| {
-                    complete.insert(from);
-                });
+                self.complete.change(|complete| complete.insert(from));
             }
             Body::Welcome => {
-                self.welcomed.send_replace(true);
+                self.welcomed.change(|welcomed| *welcomed = true);
             }
             Body::Failed(reason) => {
                 self.shared.fail(&reason);

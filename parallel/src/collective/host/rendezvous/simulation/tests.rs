@@ -1,0 +1,66 @@
+//! Seeds that are tried with every change, and as many more as one asks for.
+
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+
+use super::faults::Scenario;
+use super::job::{End, Outcome, run};
+use super::training::train;
+use super::verdict::broken_rule;
+
+/// Broken rules after which no more seeds are tried.
+const MOST_REPORTS: usize = 5;
+
+/// Tries a seed. Returns what is wrong.
+fn tried(seed: u64) -> Option<String> {
+    let scenario = Scenario::of(seed);
+    let outcome = run(&scenario, train);
+    let rule = broken_rule(&scenario, &outcome)?;
+    let Outcome { ends, happened, met, disk, .. } = outcome;
+    let mut report =
+        format!("seed {seed}: {rule}\n{scenario:?}\n{happened:?}, all met at {met:?}, {disk:?}\n");
+    for (process, end) in ends.into_iter().enumerate() {
+        report += &match end {
+            Some(End { result, at }) => format!("  {process} at {at:?}: {result:?}\n"),
+            None => format!("  {process} did not end\n"),
+        };
+    }
+    Some(report)
+}
+
+/// Seeds of a run: `FERROTRON_SEEDS=FIRST..END`, or a few.
+fn seeds() -> std::ops::Range<u64> {
+    let Ok(text) = std::env::var("FERROTRON_SEEDS") else { return 0..300 };
+    let (first, end) = text.split_once("..").expect("FERROTRON_SEEDS=FIRST..END");
+    first.parse().expect("a number")..end.parse().expect("a number")
+}
+
+#[test]
+fn ranks_keep_all_rules_whatever_goes_wrong() {
+    let (seeds, threads) = (seeds(), std::thread::available_parallelism().map_or(1, |n| n.get()));
+    let (next, broken) = (AtomicU64::new(seeds.start), AtomicUsize::new(0));
+    std::thread::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(|| {
+                while broken.load(Relaxed) < MOST_REPORTS {
+                    let seed = next.fetch_add(1, Relaxed);
+                    if seed >= seeds.end {
+                        return;
+                    }
+                    if let Some(what) = tried(seed) {
+                        eprintln!("{what}");
+                        broken.fetch_add(1, Relaxed);
+                    }
+                }
+            });
+        }
+    });
+    assert_eq!(broken.into_inner(), 0, "seeds in which a rule was broken");
+}
+
+#[test]
+fn a_seed_runs_twice_alike() {
+    for seed in 0..20 {
+        let scenario = Scenario::of(seed);
+        assert_eq!(run(&scenario, train).digest, run(&scenario, train).digest, "seed {seed}");
+    }
+}
