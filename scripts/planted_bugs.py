@@ -1,0 +1,106 @@
+#!/usr/bin/env python3
+"""Plants bugs into a copy of the control plane, one at a time, and counts the seeds until the simulation finds each.
+
+    scripts/planted_bugs.py           plants each, and tries up to 10,000 seeds: 20 minutes
+    scripts/planted_bugs.py --check   only checks that each can be planted
+
+A bug that is not found, or cannot be planted since the source has changed, is an error.
+"""
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+COPY = ROOT / "target" / "planted_bugs"
+HOST = Path("parallel/src/collective/host")
+SEEDS = 10_000
+
+# What is wrong, the file below HOST, what stands there, and what is planted instead.
+BUGS = [
+    ("a rank tells its parent that all below have met when the first has", "rendezvous/control.rs",
+     "wait_for(|complete| complete.len() == children.len())",
+     "wait_for(|complete| children.len() == 0 || !complete.is_empty())"),
+    ("a rank that has said goodbye is taken for gone", "rendezvous/control/messages.rs",
+     "if !lock(&self.departed).contains(&peer) {",
+     "{"),
+    ("a rank that comes to its parent after a failure is not told", "rendezvous/control.rs",
+     "if self.told.load(Ordering::Relaxed)\n            && let Some(failure) = self.failure()",
+     "if false\n            && let Some(failure) = self.failure()"),
+    ("a failure is told to the parent alone", "rendezvous/control.rs",
+     "for peer in self.neighbours() {",
+     "for peer in tree::parent(self.rank) {"),
+    ("of two ranks that connect to each other, both let the other in", "rendezvous/connections.rs",
+     "Some(State::Connecting) if self.rank > peer => return Decision::Crossed,",
+     "Some(State::Connecting) if false => return Decision::Crossed,"),
+    ("a rank of an earlier start of the job is let in", "rendezvous/listen.rs",
+     "_ if incarnation != self.control.incarnation().await => Some(format!(",
+     "_ if false && incarnation != self.control.incarnation().await => Some(format!("),
+    ("a pause of the own process counts as the silence of others", "rendezvous/control/heartbeat.rs",
+     "if now.duration_since(due) > period {",
+     "if false {"),
+    ("a pause of the process counts while pipes are made", "rendezvous/listen.rs",
+     "let made = awake_for(PIPE_TIMEOUT, async {",
+     "let made = timeout(PIPE_TIMEOUT, async {"),
+    ("silent strangers keep others out", "rendezvous/listen.rs",
+     "&& let Some(oldest) = strangers.pop_front()\n        {\n            oldest.abort();\n        }",
+     "{\n            continue;\n        }"),
+    ("a call whose rank is gone does not wait for the reason", "runtime/diagnosis.rs",
+     "sleep(GRACE).await;\n        self.rendezvous.census(None).await",
+     "Census::default()"),
+    ("a rank that has entered a call says that it has not", "runtime/world_health.rs",
+     "|&count| count >= entry.number",
+     "|&count| count > entry.number"),
+    ("an address that rank 0 does not know yet is not asked for again", "rendezvous/welcome.rs",
+     "None if self.waiting.len() < MOST_WAITING => drop(self.waiting.insert(rank, stream)),",
+     "None if self.waiting.len() < MOST_WAITING => {}"),
+    ("a connection that has failed is not tried again", "rendezvous/connections.rs",
+     "        if is_this {\n            table.states.remove(&(group, peer));\n        }",
+     ""),
+]
+
+
+def planted(bug, source):
+    what, file, before, after = bug
+    if source.count(before) != 1:
+        sys.exit(f"planted_bugs: {file} has no single place for: {what}")
+    return source.replace(before, after)
+
+
+def main():
+    if "--check" in sys.argv:
+        for bug in BUGS:
+            planted(bug, (ROOT / HOST / bug[1]).read_text())
+        return print(f"{len(BUGS)} bugs can be planted")
+    target = COPY / "target"
+    for path in COPY.glob("*"):
+        if path != target:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    COPY.mkdir(parents=True, exist_ok=True)
+    listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    files = subprocess.run(listed, cwd=ROOT, check=True, capture_output=True).stdout
+    for name in filter(None, files.decode().split("\0")):
+        (COPY / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(ROOT / name, COPY / name)
+    test = ["cargo", "test", "--release", "-p", "ferrotron-parallel", "--lib", "ranks_keep_all_rules", "--", "--nocapture"]
+    environment = dict(os.environ, CARGO_TARGET_DIR=str(target), FERROTRON_SEEDS=f"0..{SEEDS}")
+    missed = 0
+    for bug in BUGS:
+        path = COPY / HOST / bug[1]
+        source = path.read_text()
+        path.write_text(planted(bug, source))
+        run = subprocess.run(test, cwd=COPY, env=environment, capture_output=True, text=True)
+        path.write_text(source)
+        found = re.search(r"^seed (\d+): (.*)", run.stderr, re.M)
+        if "could not compile" in run.stderr or run.returncode == 0 or not found:
+            missed += 1
+            print(f"NOT FOUND: {bug[0]}\n{run.stderr[-500:]}", flush=True)
+        else:
+            print(f"{bug[0]}: seed {found[1]}, {found[2][:120]}", flush=True)
+    sys.exit(f"planted_bugs: {missed} of {len(BUGS)} were not found" if missed else 0)
+
+
+if __name__ == "__main__":
+    main()
