@@ -109,10 +109,9 @@ pub async fn meet(
         };
         let join = introduce(None, Purpose::Join { size: *size, port });
         let what = format!("rank {rank}: not all of the {size} ranks came");
-        let (parent, incarnation) =
-            ask_for_parent(address, connector, &join, deadline, &what).await?;
-        // Rank 0 knows who is missing.
-        let deadline = deadline + PAUSE * 20;
+        let limit = config.world.timeout;
+        let (parent, incarnation, deadline) =
+            ask_for_parent(address, connector, &join, (deadline, limit), &what).await?;
         control.incarnate(incarnation);
         let above = tree::parent(*rank).unwrap_or(0);
         let child = introduce(Some(incarnation), Purpose::Child);
@@ -146,29 +145,30 @@ pub async fn meet(
     Ok(Met { first: address.ip(), connections })
 }
 
-/// Asks rank 0 at `master` where this rank's parent listens, again while it does not know. Returns the address, and the
-/// incarnation of the job.
+/// Asks rank 0 at `master` where this rank's parent listens, again while it does not know. Returns the address, the
+/// incarnation of the job, and the time at which rank 0 has said who is missing: it may have begun later than this rank, but
+/// not later than this rank has found it.
 ///
 /// Errors with `what` if there is no answer.
 async fn ask_for_parent(
     master: SocketAddr,
     connector: &Connector,
     join: &Introduction,
-    deadline: Instant,
+    (deadline, timeout): (Instant, Duration),
     what: &str,
-) -> Result<(SocketAddr, u64)> {
+) -> Result<(SocketAddr, u64, Instant)> {
     let failed_to_connect = |error: std::io::Error| failed(error.to_string());
-    let (mut listens, mut pause, mut limit) = (false, PAUSE, deadline);
+    let (mut listens, mut pause, mut limit, mut known) = (false, PAUSE, deadline, None);
     loop {
         let mut stream = connector
             .connect(0, (master, listens), join, limit)
             .await
             .map_err(failed_to_connect)?;
-        // Rank 0 knows who is missing.
-        let answer = timeout_at(limit + PAUSE * 20, frame::read(&mut stream)).await;
+        let deadline = *known.get_or_insert_with(|| self::deadline(timeout) + PAUSE * 20);
+        let answer = timeout_at(deadline, frame::read(&mut stream)).await;
         match answer.map_err(|_| failed(what.to_string()))? {
             Ok(Admission::Parent { address, incarnation }) => {
-                return Ok((seen_from_here(address, master.ip()), incarnation));
+                return Ok((seen_from_here(address, master.ip()), incarnation, deadline));
             }
             Ok(Admission::Later) => {
                 drop(stream);
