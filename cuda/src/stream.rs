@@ -1,6 +1,6 @@
 //! Streams, which execute work in the order of enqueueing, and events, for which streams can wait.
 
-use std::ffi::c_void;
+use std::ffi::{c_uint, c_void};
 use std::ptr;
 use std::sync::Arc;
 
@@ -63,6 +63,13 @@ impl Stream {
         let event = Event::new(&self.context)?;
         event.record(self)?;
         Ok(event)
+    }
+
+    /// Records the moment at which all work enqueued so far is done.
+    pub fn moment(&self) -> Result<Moment> {
+        let event = Event::with_flags(&self.context, sys::CU_EVENT_DEFAULT)?;
+        event.record(self)?;
+        Ok(Moment(event))
     }
 
     /// Makes work enqueued from now on wait for `event`.
@@ -197,12 +204,15 @@ unsafe impl Sync for Event {}
 impl Event {
     /// Creates an event that counts as complete until it is recorded.
     pub(crate) fn new(context: &Arc<Context>) -> Result<Event> {
+        Event::with_flags(context, sys::CU_EVENT_DISABLE_TIMING)
+    }
+
+    fn with_flags(context: &Arc<Context>, flags: c_uint) -> Result<Event> {
         let mut handle = ptr::null_mut();
         if context.is_fake() {
             return Ok(Event { context: context.clone(), handle });
         }
         context.bind()?;
-        let flags = sys::CU_EVENT_DISABLE_TIMING;
         // SAFETY: the pointer is to a live variable; `drop` destroys the event.
         check("cuEventCreate", unsafe { sys::cuEventCreate(&mut handle, flags) })?;
         Ok(Event { context: context.clone(), handle })
@@ -252,5 +262,28 @@ impl Drop for Event {
         let _ = self.context.bind();
         // SAFETY: the handle has no other user.
         let _ = unsafe { sys::cuEventDestroy_v2(self.handle) };
+    }
+}
+
+/// A moment in a stream's order of work, of which the GPU notes the time.
+#[derive(Debug)]
+pub struct Moment(Event);
+
+impl Moment {
+    /// Returns the seconds between an earlier moment and this one, when both have come. Their resolution is half a
+    /// microsecond.
+    ///
+    /// Errors if work enqueued before them failed.
+    pub fn seconds_since(&self, earlier: &Moment) -> Result<f64> {
+        self.0.synchronize()?;
+        if self.0.context.is_fake() {
+            return Ok(0.0);
+        }
+        let mut milliseconds = 0.0;
+        // SAFETY: both events are alive and recorded; the pointer is to a live variable.
+        let status =
+            unsafe { sys::cuEventElapsedTime(&mut milliseconds, earlier.0.handle, self.0.handle) };
+        check("cuEventElapsedTime", status)?;
+        Ok(f64::from(milliseconds) / 1e3)
     }
 }

@@ -12,11 +12,16 @@ use std::time::Instant;
 use crate::gemm::peak::multiply_registers;
 use crate::numeric::disjoint::Disjoint;
 use crate::numeric::simd::vectorized;
-use crate::{DType, Device, Error, Real, Result};
+use crate::ops::matmul::{Accum, matmul_into};
+use crate::{DType, Device, Error, Real, Result, Tensor};
 
 /// Bytes that are read or written in a round, at least and at most: four times those of the last cache.
 const BYTES: [usize; 2] = [256 << 20, 1 << 30];
 const ROUNDS: usize = 5;
+/// Rows and columns of the largest matrices that a GPU multiplies.
+const LARGEST_PRODUCT: usize = 8192;
+/// Seconds of a call on a GPU beside which the launch and the resolution of the clock do not count.
+const LONG_ENOUGH: f64 = 1e-3;
 /// Seconds of a round of multiplications, at least.
 const SECONDS: f64 = 5e-3;
 const LANES: usize = 64;
@@ -43,9 +48,9 @@ pub struct Ceilings {
 
 impl Ceilings {
     /// Measures them on the threads of `device`, in a second or two, with 256 MiB of memory, or up to 1 GiB where caches
-    /// are large.
+    /// are large. On a GPU products are of matrices of up to 8192 by 8192, and memory is copied.
     ///
-    /// Errors if the device is none of this machine's processor, or there is no memory.
+    /// Errors if the device is fake, or there is no memory.
     ///
     /// ```no_run
     /// use ferrotron_tensor::{Device, ceilings::Ceilings};
@@ -54,9 +59,12 @@ impl Ceilings {
     /// # Ok::<(), ferrotron_tensor::Error>(())
     /// ```
     pub fn measure(device: &Device) -> Result<Ceilings> {
-        if device.is_gpu() || device.is_fake() {
-            let message = format!("are measured on a processor, and the device is {device:?}");
+        if device.is_fake() {
+            let message = format!("are measured, and the device is {device:?}");
             return Err(Error::device("ceilings", message));
+        }
+        if device.is_gpu() {
+            return Ceilings::measure_gpu(device);
         }
         let products = |dtype| {
             let mut times = 1000;
@@ -98,6 +106,46 @@ impl Ceilings {
             2 * 4 * part.len() * passes
         });
         Ok(Ceilings { f32, f64, bf16, read, update, cache })
+    }
+
+    fn measure_gpu(device: &Device) -> Result<Ceilings> {
+        let best = |work: f64, f: &mut dyn FnMut() -> Result<()>| -> Result<f64> {
+            f()?; // compiles the kernel, and chooses among those of a library
+            let mut rates = (0..ROUNDS).map(|_| {
+                let before = device.moment()?;
+                f()?;
+                Ok(work / device.moment()?.seconds_since(&before)?.max(1e-9))
+            });
+            rates.try_fold(0.0_f64, |best, rate: Result<f64>| Ok(best.max(rate?)))
+        };
+        // Larger and larger, until a call is long enough for its time to count.
+        let grown = |least: usize, most: usize, of_size: &dyn Fn(usize) -> Result<(f64, f64)>| {
+            let mut size = least;
+            loop {
+                let (work, rate) = of_size(size)?;
+                if size >= most || work / rate > LONG_ENOUGH {
+                    return Result::Ok(rate);
+                }
+                size *= 2;
+            }
+        };
+        let products = |dtype: DType| {
+            grown(256, LARGEST_PRODUCT, &|size| {
+                let [a, b] = [1.0, 0.5].map(|x| Tensor::full(device, dtype, &[size, size], x));
+                let (a, b, mut out) = (a?, b?, Tensor::empty(device, dtype, &[size, size])?);
+                let work = 2.0 * (size as f64).powi(3);
+                let rate = best(work, &mut || matmul_into(&mut out, Accum::Replace, &a, &b))?;
+                Ok((work, rate))
+            })
+        };
+        let [f32, f64, bf16] = [DType::F32, DType::F64, DType::BF16].map(products);
+        let copy = grown(1 << 20, BYTES[1], &|bytes| {
+            let x = Tensor::zeros(device, DType::U8, &[bytes])?;
+            let mut y = Tensor::empty(device, DType::U8, x.dims())?;
+            let work = 2.0 * bytes as f64;
+            Ok((work, best(work, &mut || y.copy_from(&x))?))
+        })?;
+        Ok(Ceilings { f32: f32?, f64: f64?, bf16: bf16?, read: copy, update: copy, cache: copy })
     }
 
     /// Bytes of the second-level cache of a core; half a MiB where Linux states none.

@@ -12,6 +12,7 @@
 pub(crate) mod capture;
 pub(crate) mod cuda_graph;
 pub(crate) mod inherited;
+mod moment;
 mod unoptimised;
 
 use ferrotron_cuda::gpu::{Gpu, GpuConfig};
@@ -29,6 +30,8 @@ use crate::memory::buffer::Buffer;
 use crate::memory::pool::{Backing, MemoryStats, Pool};
 use crate::ops::table::kernel_rows;
 use crate::{Error, MemoryKind, Result};
+
+pub use moment::Moment;
 
 /// A device that holds tensors and computes on them. Cloning returns another handle of the same device.
 ///

@@ -10,6 +10,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
+#include <chrono>
 #include <map>
 #include <memory>
 #include <string>
@@ -149,15 +150,33 @@ API cuStreamSynchronize(void* handle) {
     wait_for(stream, UINT64_MAX);
     return outcome();
 }
-API cuEventCreate(void** event, unsigned) { *event = new std::shared_ptr<Event>(new Event); return SUCCESS; }
+API cuEventCreate(void** event, unsigned flags) {
+    Event* made = new Event;
+    if (!(flags & 2)) made->time = std::make_shared<double>(-1);
+    *event = new std::shared_ptr<Event>(made);
+    return SUCCESS;
+}
 API cuEventDestroy_v2(void* event) { LOCKED; delete (std::shared_ptr<Event>*)event; return SUCCESS; }
 API cuEventRecord(void* event, void* handle) {
     LOCKED;
     Stream* stream = (Stream*)handle;
     if (stream->graph && stream->graph->invalid) return CAPTURE_INVALIDATED;
+    const std::shared_ptr<double> time = (*(std::shared_ptr<Event>*)event)->time;
+    if (time)
+        give(stream, [time] {
+            *time = std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now().time_since_epoch()).count();
+        });
     const uint64_t number = stream->graph ? stream->graph->lanes[stream->lane].size() : stream->given;
-    **(std::shared_ptr<Event>*)event = Event{stream, number, stream->graph, stream->lane};
+    **(std::shared_ptr<Event>*)event = Event{stream, number, stream->graph, stream->lane, false, time};
     return SUCCESS;
+}
+API cuEventElapsedTime(float* milliseconds, void* start, void* end) {
+    LOCKED;
+    const auto from = (*(std::shared_ptr<Event>*)start)->time, to = (*(std::shared_ptr<Event>*)end)->time;
+    if (!from || !to) return INVALID_VALUE;
+    if (*from < 0 || *to < 0) return NOT_READY;
+    *milliseconds = *to - *from;
+    return outcome();
 }
 API cuStreamWaitEvent(void* handle, void* event, unsigned) {
     LOCKED;

@@ -46,6 +46,7 @@ struct Event {
     std::shared_ptr<Graph> graph = nullptr;  // of a moment of a recording
     size_t lane = 0;
     bool asked = false;  // whether it has passed
+    std::shared_ptr<double> time = nullptr;  // milliseconds, once it has, of one that is timed
 };
 struct Stream {
     std::deque<Work> work;

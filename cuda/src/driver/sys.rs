@@ -2,7 +2,7 @@
 //! versions of CUDA have the suffix under which cuda.h calls them.
 #![allow(non_camel_case_types, non_snake_case)]
 
-use std::ffi::{c_char, c_int, c_uchar, c_uint, c_ulonglong, c_void};
+use std::ffi::{c_char, c_float, c_int, c_uchar, c_uint, c_ulonglong, c_void};
 use std::sync::OnceLock;
 
 use crate::Result;
@@ -28,6 +28,7 @@ pub(crate) type CUmemGenericAllocationHandle = c_ulonglong;
 pub(crate) const CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT: c_uint = 16;
 pub(crate) const CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR: c_uint = 75;
 pub(crate) const CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR: c_uint = 76;
+pub(crate) const CU_EVENT_DEFAULT: c_uint = 0;
 pub(crate) const CU_EVENT_DISABLE_TIMING: c_uint = 2;
 pub(crate) const CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES: c_uint = 8;
 pub(crate) const CU_MEM_ACCESS_FLAGS_PROT_READWRITE: c_uint = 3;
@@ -119,6 +120,7 @@ functions! {
     cuDeviceTotalMem_v2(bytes: *mut usize, device: CUdevice);
     cuEventCreate(event: *mut CUevent, flags: c_uint);
     cuEventDestroy_v2(event: CUevent);
+    cuEventElapsedTime(milliseconds: *mut c_float, start: CUevent, end: CUevent);
     cuEventQuery(event: CUevent);
     cuEventRecord(event: CUevent, stream: CUstream);
     cuEventSynchronize(event: CUevent);
@@ -209,7 +211,7 @@ mod tests {
             CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
             CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR
             CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR
-            CU_EVENT_DISABLE_TIMING CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+            CU_EVENT_DEFAULT CU_EVENT_DISABLE_TIMING CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
             CU_MEM_ACCESS_FLAGS_PROT_READWRITE CU_MEM_ALLOCATION_TYPE_PINNED
             CU_MEM_ALLOC_GRANULARITY_MINIMUM CU_MEM_LOCATION_TYPE_DEVICE
             CU_STREAM_CAPTURE_MODE_RELAXED CU_STREAM_CAPTURE_STATUS_NONE CU_STREAM_NON_BLOCKING

@@ -146,7 +146,7 @@ pub fn bench(config: &BenchConfig, device: &Device) -> Result<BenchReport> {
     let profile = match config.profile {
         true => {
             let ceilings = Ceilings::measure(device)?;
-            Some(profile(&ceilings, || {
+            Some(profile(&ceilings, device, || {
                 (0..config.steps).try_for_each(|_| trainer.step_async(&sampler))?;
                 trainer.drain_reports(&sampler).map(drop)
             })?)

@@ -12,12 +12,17 @@
 //!
 //! The time of a span is its own, without the spans within. So the times of all rows, and the time outside of them, add
 //! up to that of the step.
+//!
+//! A GPU does work later than it is given. There a row is a kernel or the product of some sizes, and its time is that from
+//! the end of the work before it to its own end, which the GPU notes: gaps between kernels are within. Work in a step before
+//! the first kernel is outside of operations. The bytes are those that the kernel must move.
 
+mod launches;
 mod recorder;
 
 use ferrotron_parallel::trace::Watch;
 use ferrotron_tensor::ceilings::Ceilings;
-use ferrotron_tensor::{Error, Result};
+use ferrotron_tensor::{Device, Error, Result};
 use serde::Serialize;
 use std::sync::Arc;
 
@@ -74,13 +79,17 @@ pub struct OperationProfile {
     pub of_ceiling: Option<f64>,
 }
 
-/// Runs `steps`, which takes some steps of a trainer on this thread, and returns their profile.
+/// Runs `steps`, which takes some steps of a trainer on this thread and `device`, and returns their profile.
 ///
 /// Errors if `steps` does, or takes none.
-pub fn profile(ceilings: &Ceilings, steps: impl FnOnce() -> Result<()>) -> Result<Profile> {
-    let recorder = Arc::new(Recorder::new(*ceilings));
+pub fn profile(
+    ceilings: &Ceilings,
+    device: &Device,
+    steps: impl FnOnce() -> Result<()>,
+) -> Result<Profile> {
+    let recorder = Arc::new(Recorder::new(*ceilings, device));
     Watch::new(recorder.clone()).over(steps)?;
-    let recording = recorder.take();
+    let recording = recorder.take()?;
     if recording.steps == 0 {
         return Err(Error::value("profile", "there was no step of a trainer on this thread"));
     }

@@ -5,6 +5,7 @@ mod memory;
 #[path = "../common/numbers.rs"]
 mod numbers;
 mod offload;
+mod profile;
 mod waits;
 
 use ferrotron_models::batch_size::{BatchSize, BatchSizeConfig};

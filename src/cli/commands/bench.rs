@@ -3,6 +3,7 @@
 use clap::Args;
 use ferrotron::models::bench::{BenchConfig, bench as measure};
 use ferrotron::models::profile::{Profile, ProfileCeilings};
+use ferrotron::models::trainer::ExecutionMode;
 use ferrotron::planner::calibrate::{Calibration, calibrate};
 use ferrotron::tensor::gemm::limit_instruction_set;
 use ferrotron::{Error, Result};
@@ -33,7 +34,8 @@ pub struct BenchArgs {
     /// processor]
     #[arg(long, value_name = "NAME")]
     instruction_set: Option<String>,
-    /// Print the time and work of each operation of a step, beside the ceilings of this processor and its memory
+    /// Print the time and work of each operation of a step, on a GPU of each kernel, beside the ceilings of this processor or GPU and
+    /// its memory
     #[arg(long)]
     profile: bool,
     /// File for a description of this machine, which --cluster of simulate and plan reads: measure it instead of a model
@@ -65,9 +67,9 @@ pub fn bench(args: &BenchArgs) -> Result<ExitCode> {
     if let Some(path) = &args.calibrate {
         return calibrated(path, args);
     }
-    if args.profile && args.device.place()? != DeviceChoice::Cpu {
-        let message =
-            "times operations as they return, and a GPU runs them later: give --device cpu";
+    let execution = args.execution.execution(&args.device)?;
+    if args.profile && execution != ExecutionMode::Eager {
+        let message = "times work as the GPU is given it, and a graph is given as a whole: leave --enable-cuda-graph out";
         return Err(Error::config("--profile", message));
     }
     let device = args.device.open()?;
@@ -77,13 +79,14 @@ pub fn bench(args: &BenchArgs) -> Result<ExitCode> {
         steps: args.steps,
         warmup: args.warmup,
         dtype: args.device.dtype()?,
-        execution: args.execution.execution(&args.device)?,
+        execution,
         profile: args.profile,
         ..BenchConfig::new(args.model.config(args.vocab_size)?)
     };
     let report = measure(&config, &device)?;
     if let Some(profile) = report.profile.as_ref().filter(|_| !args.json) {
-        output::print(&table(profile, report.threads));
+        let threads = (!device.is_gpu()).then_some(report.threads);
+        output::print(&table(profile, threads));
         return Ok(ExitCode::SUCCESS);
     }
     let line =
@@ -113,7 +116,7 @@ fn calibrated(path: &Path, args: &BenchArgs) -> Result<ExitCode> {
 }
 
 /// The operations of a step as rows, the longest first, with the rest of the step and its sum.
-fn table(profile: &Profile, threads: usize) -> String {
+fn table(profile: &Profile, threads: Option<usize>) -> String {
     let Profile { steps, s_per_step, operations, other_ms, ceilings, .. } = profile;
     let step_ms = 1e3 * s_per_step;
     let heads = ["operation", "pass", "calls", "ms", "%", "GFLOP/s", "GB/s", "of ceiling"];
@@ -138,11 +141,15 @@ fn table(profile: &Profile, threads: usize) -> String {
     let [other, step] = [*other_ms, step_ms].map(|ms| format!("{ms:.1}"));
     row(&mut out, ["outside of operations", "", "", &other, &share(*other_ms), "", "", ""]);
     row(&mut out, ["step", "", "", &step, &share(step_ms), "", "", ""]);
+    let reach = match threads {
+        Some(threads) => format!("{threads} threads reach"),
+        None => "The GPU reaches".into(),
+    };
     let ProfileCeilings { f32_gflops, f64_gflops, bf16_gflops, read_gb_per_s, update_gb_per_s } =
         ceilings;
     let _ = writeln!(
         out,
-        "means of {steps} steps. {threads} threads reach {f32_gflops:.0} GFLOP/s in f32, {f64_gflops:.0} in f64, \
+        "means of {steps} steps. {reach} {f32_gflops:.0} GFLOP/s in f32, {f64_gflops:.0} in f64, \
          {bf16_gflops:.0} in bf16;\nmemory {read_gb_per_s:.1} GB/s read, {update_gb_per_s:.1} GB/s read and written"
     );
     out
@@ -176,7 +183,7 @@ mod tests {
             operation("view", "backward", 5.0, None),
         ];
         let profile = Profile { steps: 5, s_per_step: 0.1, ceilings, operations, other_ms: 20.0 };
-        let told = table(&profile, 2);
+        let told = table(&profile, Some(2));
         let lines: Vec<Vec<&str>> =
             told.lines().map(|line| line.split_whitespace().collect()).collect();
         assert_eq!(lines[0][..4], ["operation", "pass", "calls", "ms"]);

@@ -183,6 +183,38 @@ fn check(gpu: &Device, here: [&Tensor; 3], sizes: Sizes, config: &AttentionConfi
     Ok(())
 }
 
+/// At the lengths and widths of real models, beside the kernels of f32, which use no tensor cores.
+#[test]
+fn long_sequences_give_what_f32_gives() -> Result<()> {
+    let Some(gpu) = gpu("long_sequences_give_what_f32_gives")? else { return Ok(()) };
+    let is_real = std::env::var_os("FERROTRON_TEST_GPU").is_some();
+    let lengths: &[usize] = if is_real { &[1024, 2048] } else { &[70] };
+    for &length in lengths {
+        for width in [64, 96, 128] {
+            let sizes = Sizes([1, length, length, 2, 1, width]);
+            let config = &sizes.config(AttentionMask::Causal, false)?;
+            let random = |heads, seed| small(&gpu, DType::BF16, &[1, length, heads, width], seed);
+            let (q, k, v, dout) = (random(2, 1)?, random(1, 2)?, random(1, 3)?, random(2, 5)?);
+            let all = |q: &Tensor, k: &Tensor, v: &Tensor, dout: &Tensor| -> Result<[Tensor; 5]> {
+                let (out, lse) = attention(q, k, v, config)?;
+                let (dq, dk, dv) = attention_backward(dout, (q, k, v), (&out, &lse), config)?;
+                Ok([out, lse, dq, dk, dv])
+            };
+            let [q32, k32, v32, dout32] = [&q, &k, &v, &dout].map(|x| x.cast(DType::F32));
+            let want = all(&q32?, &k32?, &v32?, &dout32?)?;
+            let (got, tolerances) =
+                (all(&q, &k, &v, &dout)?, sizes.tolerances(DType::BF16, config));
+            for (((got, want), [relative, absolute]), name) in
+                got.iter().zip(&want).zip(tolerances).zip(["out", "lse", "dq", "dk", "dv"])
+            {
+                let (what, want) = (format!("{sizes:?}, {name}"), want.cast(got.dtype())?);
+                assert_close(&what, got, &want, relative, absolute)?;
+            }
+        }
+    }
+    Ok(())
+}
+
 #[test]
 fn packed_projections_are_read_and_their_gradient_written_in_place() -> Result<()> {
     let Some(gpu) = gpu("packed_projections_are_read_and_their_gradient_written_in_place")? else {

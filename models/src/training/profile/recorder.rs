@@ -1,7 +1,7 @@
 //! Adds up the time and the work of the spans of a thread's steps.
 
-use ferrotron_tensor::DType;
 use ferrotron_tensor::ceilings::Ceilings;
+use ferrotron_tensor::{DType, Device, Error, Result};
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::mem::take;
@@ -12,6 +12,8 @@ use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Metadata, Subscriber};
 
+use super::launches::{Launch, Launches};
+
 /// Spans that are added up; those of collectives are entered by other threads.
 const KINDS: [&str; 7] =
     ["step", "module", "forward", "backward", "weight gradient", "optimizer", "kernel"];
@@ -20,6 +22,8 @@ const KINDS: [&str; 7] =
 pub(super) struct Recorder {
     ceilings: Ceilings,
     next: AtomicU64,
+    /// Whether a GPU does the work, later than it is given.
+    on_gpu: bool,
     state: Mutex<State>,
 }
 
@@ -53,6 +57,9 @@ struct State {
     open: HashMap<u64, OpenSpan>,
     /// The spans that were entered and not left, outermost first.
     stack: Vec<u64>,
+    /// The work of a GPU, and why it cannot be timed.
+    launches: Option<Launches>,
+    failure: Option<Error>,
 }
 
 /// A span that has not ended.
@@ -78,13 +85,20 @@ struct Work {
 }
 
 impl Recorder {
-    pub fn new(ceilings: Ceilings) -> Recorder {
-        Recorder { ceilings, next: AtomicU64::new(1), state: Mutex::default() }
+    pub fn new(ceilings: Ceilings, device: &Device) -> Recorder {
+        let launches = device.is_gpu().then(|| Launches::of(device));
+        let state = Mutex::new(State { launches, ..State::default() });
+        Recorder { ceilings, next: AtomicU64::new(1), on_gpu: device.is_gpu(), state }
     }
 
-    /// Takes the rows recorded so far.
-    pub fn take(&self) -> Recording {
-        take(&mut self.state().recording)
+    /// Takes the rows recorded so far. Waits for a GPU.
+    pub fn take(&self) -> Result<Recording> {
+        let state = &mut *self.state();
+        match (state.failure.take(), &state.launches) {
+            (Some(error), _) => Err(error),
+            (None, Some(launches)) => launches.recording(&self.ceilings),
+            (None, None) => Ok(take(&mut state.recording)),
+        }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -94,8 +108,11 @@ impl Recorder {
 
 impl Subscriber for Recorder {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        let own = metadata.is_span() && metadata.target().starts_with("ferrotron");
-        own && KINDS.contains(&metadata.name())
+        let is_known = match metadata.is_span() {
+            true => KINDS.contains(&metadata.name()),
+            false => self.on_gpu && metadata.name() == "launch",
+        };
+        is_known && metadata.target().starts_with("ferrotron")
     }
 
     fn new_span(&self, span: &Attributes<'_>) -> Id {
@@ -130,18 +147,28 @@ impl Subscriber for Recorder {
         stack.push(span.into_u64());
         if let Some(span) = open.get_mut(&span.into_u64()) {
             span.entered = Instant::now();
+            if span.kind == "step" {
+                state.on_launches(|launches| launches.step(true));
+            }
         }
     }
 
     fn exit(&self, span: &Id) {
         let now = Instant::now();
         let mut state = self.state();
-        let State { open, stack, recording } = &mut *state;
+        let State { open, stack, recording, .. } = &mut *state;
         // Spans are left in the order opposite to that in which they were entered.
         stack.pop();
         // Work outside of a step is not a step's.
         let is_step = |number: &u64| open.get(number).is_some_and(|span| span.kind == "step");
-        if !is_step(&span.into_u64()) && !stack.iter().any(is_step) {
+        let ends_step = is_step(&span.into_u64());
+        if !ends_step && !stack.iter().any(is_step) {
+            return;
+        }
+        if self.on_gpu {
+            if ends_step {
+                state.on_launches(|launches| launches.step(false));
+            }
             return;
         }
         let Some(span) = open.get_mut(&span.into_u64()) else { return };
@@ -196,7 +223,26 @@ impl Subscriber for Recorder {
 
     fn record_follows_from(&self, _span: &Id, _follows: &Id) {}
 
-    fn event(&self, _event: &Event<'_>) {}
+    /// A GPU is given work.
+    fn event(&self, event: &Event<'_>) {
+        let mut launch = Launch::default();
+        event.record(&mut launch);
+        let state = &mut *self.state();
+        let of = |number: &u64| state.open.get(number);
+        if state.stack.iter().filter_map(of).any(|span| span.kind == "step") {
+            let pass = state.stack.last().and_then(of).map_or("step", |span| span.pass);
+            state.on_launches(|launches| launches.launch(pass, launch));
+        }
+    }
+}
+
+impl State {
+    /// Notes what a GPU does, until that fails.
+    fn on_launches(&mut self, note: impl FnOnce(&mut Launches) -> Result<()>) {
+        if let (Some(launches), None) = (&mut self.launches, &self.failure) {
+            self.failure = note(launches).err();
+        }
+    }
 }
 
 impl Row {

@@ -168,12 +168,15 @@ impl Entrance {
                 ),
                 (Purpose::Join { .. }, None) => Some("rank 0 listens elsewhere".into()),
                 (Purpose::Join { .. }, Some(_)) => None,
-                // A rank may come to its parent before that one has heard from rank 0.
-                _ if incarnation != self.control.incarnation().await => Some(format!(
-                    "rank {rank} belongs to another start of the job than rank {own} here: end what is left of the \
-                     earlier one"
-                )),
-                _ => None,
+                // A rank may come to its parent before that one has heard from rank 0, if it ever does.
+                _ => tokio::select! {
+                    biased;
+                    ours = self.control.incarnation() => (incarnation != ours).then(|| format!(
+                        "rank {rank} belongs to another start of the job than rank {own} here: end what is left of \
+                         the earlier one"
+                    )),
+                    () = self.shared.failed() => self.shared.check().err().map(|reason| reason.to_string()),
+                },
             }
         };
         if let Some(refusal) = refusal {

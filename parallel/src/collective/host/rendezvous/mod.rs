@@ -23,6 +23,7 @@ use ferrotron_tensor::{Error, Result};
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 use tokio::task::spawn_local;
+use tokio::time::sleep;
 
 use super::runtime::progress::ProgressThread;
 use super::runtime::run_rank::run_rank;
@@ -30,7 +31,7 @@ use super::runtime::world::World;
 use super::runtime::world_health::WorldHealth;
 use crate::descriptors;
 use auth::Secret;
-use connect::Connector;
+use connect::{Connector, PAUSE};
 use control::Control;
 use control::heartbeat::Heartbeat;
 use join::{CONNECTING, Met};
@@ -122,6 +123,7 @@ async fn meet_in(
         }
         Err(error) => {
             shared.fail(&error.to_string()); // those who have come already wait for the others
+            sleep(PAUSE).await; // they, and those who are being let in, hear it
         }
     }
     let rendezvous = met.map(|Met { first, connections }| {

@@ -1,0 +1,178 @@
+"""Runs checks within a budget of seconds, and keeps every result as soon as it is there."""
+import concurrent.futures
+import datetime
+import json
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import tarfile
+import threading
+import time
+
+# Bytes of a log that are kept: its beginning and its end.
+LOG_BYTES = 200_000
+
+
+class OutOfBudget(Exception):
+    """The next check would not end in time."""
+
+
+class Checks:
+    """The results so far: rows of what was checked, and numbers by name."""
+
+    def __init__(self, out, budget, resume, facts):
+        self.out, self.facts = out, facts
+        self.end = time.monotonic() + budget if budget else None
+        self.rows, self.numbers, self.done = [], {}, set()
+        self.lock = threading.Lock()
+        out.mkdir(parents=True, exist_ok=True)
+        (out / "logs").mkdir(exist_ok=True)
+        if resume and (out / "results.json").exists():
+            known = json.loads((out / "results.json").read_text())
+            rows = [[row["name"], row["result"], row["detail"]] for row in known["checks"]]
+            self.rows = [row for row in rows if row[0] != "budget" and row[1] != "not all"]
+            self.numbers, self.done = known["numbers"], set(known["done"])
+
+    def left(self, limit):
+        """Seconds that a check may take which wants `limit`."""
+        if self.end is None:
+            return limit
+        left = self.end - time.monotonic() - 2  # the archive is written, too
+        if left < min(limit, 10):
+            raise OutOfBudget
+        return min(limit, left)
+
+    def once(self, name, check):
+        """Does a check unless an earlier run has: --resume."""
+        if name in self.done:
+            return
+        check()
+        with self.lock:
+            self.done.add(name)
+        self.save()
+        self.pack()
+
+    def row(self, name, result, detail=""):
+        with self.lock:
+            self.rows.append([name, result, detail])
+        print(f"{name}: {result} ({detail})", flush=True)
+        self.save()
+
+    def number(self, name, value):
+        with self.lock:
+            self.numbers[name] = value
+        self.save()
+
+    def run(self, name, command, limit, environment=None, quiet=False):
+        """Runs a command. Returns its standard output, whole or as far as it came, and whether it ended well."""
+        wanted, limit, start = limit, self.left(limit), time.monotonic()
+        log = self.out / "logs" / (re.sub(r"[^A-Za-z0-9._-]+", "-", name) + ".log")
+        command = [str(word) for word in command]
+        with open(log, "wb") as errors:
+            try:
+                process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, start_new_session=True,
+                                           env={**os.environ, **(environment or {})})
+            except OSError as error:
+                self.row(name, f"FAILED ({error})", log.name)
+                return "", False
+            try:
+                output, _ = process.communicate(timeout=limit)
+                code = process.returncode
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                output, _ = process.communicate()
+                code = f"no end after {limit:.0f} s"
+        output = output.decode(errors="replace")
+        self.keep(log, command, output)
+        if code != 0 and limit < wanted and time.monotonic() - start >= limit:
+            raise OutOfBudget  # the check may be sound
+        took = time.monotonic() - start
+        if not quiet or code != 0:
+            self.row(name, "ok" if code == 0 else f"FAILED ({code})", f"{took:.1f} s, {log.name}")
+        return output, code == 0
+
+    def keep(self, log, command, output):
+        """Puts a command, its output and its errors into its log, without the middle of a long one."""
+        errors = log.read_bytes().decode(errors="replace")
+        text = "$ " + " ".join(command) + "\n" + output + errors
+        if len(text) > LOG_BYTES:
+            text = text[: LOG_BYTES // 2] + "\n[...]\n" + text[-LOG_BYTES // 2 :]
+        log.write_text(text)
+
+    def tests(self, name, binary, limit, environment, at_once, only=None):
+        """Runs each test of a binary in a process of its own, and those that fail once more, so that they name the kernel."""
+        listed, well = self.run(f"{name} --list", [binary, "--list"], 60, environment, quiet=True)
+        tests = [line[: -len(": test")] for line in listed.splitlines() if line.endswith(": test")]
+        tests = [test for test in tests if only is None or test in only]
+        if not well or not tests:
+            return self.row(name, "FAILED (no tests)", listed[:80].replace("\n", " "))
+        start, failed, skipped, ended = time.monotonic(), [], 0, 0
+
+        def one(test):
+            words = [binary, "--exact", test, "--nocapture"]
+            output, well = self.run(f"{name} {test}", words, limit, environment, quiet=True)
+            # Who ends well has run exactly one test.
+            if well and "test result: ok. 1 passed" not in output:
+                self.row(f"{name} {test}", "FAILED (no result)", "it ended, and did not say how")
+                well = False
+            if not well:
+                blocking = {**environment, "CUDA_LAUNCH_BLOCKING": "1"}
+                self.run(f"{name} {test} blocking", words, limit, blocking, quiet=True)
+            return test, well, "skipped:" in output
+
+        try:
+            with concurrent.futures.ThreadPoolExecutor(at_once) as pool:
+                for test, well, skips in pool.map(one, tests):
+                    failed += [] if well else [test]
+                    skipped += skips
+                    ended += 1
+        finally:
+            took = time.monotonic() - start
+            detail = f"{ended - len(failed)} of {len(tests)} tests, {skipped} skipped, {took:.1f} s"
+            well = "ok" if ended == len(tests) else "not all"
+            self.row(name, f"FAILED ({', '.join(failed)})" if failed else well, detail)
+
+    def failed(self):
+        return [name for name, result, _ in self.rows if result.startswith("FAILED")]
+
+    def save(self):
+        with self.lock:
+            report = {
+                "date": datetime.date.today().isoformat(),
+                **self.facts,
+                "checks": [dict(zip(("name", "result", "detail"), row)) for row in self.rows],
+                "numbers": self.numbers,
+                "done": sorted(self.done),
+            }
+            part = self.out / "results.json.part"
+            part.write_text(json.dumps(report, indent=1))
+            part.replace(self.out / "results.json")
+
+    def pack(self):
+        """Puts all logs into one archive: few files are sooner copied."""
+        part = self.out / "logs.tar.part"
+        with tarfile.open(part, "w:xz", preset=1) as archive:
+            archive.add(self.out / "logs", "logs")
+        part.replace(self.out / "logs.tar.xz")
+
+
+def objects(output):
+    """The JSON objects of an output, one a line; other lines are passed over."""
+    found = []
+    for line in (output or "").splitlines():
+        try:
+            found.append(json.loads(line))
+        except ValueError:
+            pass
+    return [value for value in found if isinstance(value, dict)]
+
+
+def last_object(output):
+    return (objects(output) or [{}])[-1]
+
+
+def commit(folder):
+    path = pathlib.Path(folder) / "commit"
+    return path.read_text().strip() if path.exists() else None

@@ -1,0 +1,189 @@
+"""The checks, those first that tell most."""
+import json
+import os
+import re
+import shutil
+import subprocess
+
+from .runner import last_object, objects
+
+# NVIDIA's data sheet of the H100 and H200 SXM: dense bf16 TFLOP/s, the denominator of llm.c's MFU.
+PEAK_TFLOPS = 989
+# With this, several ranks of NCCL may share a GPU, from this version on.
+SHARED_GPU = {"NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_MAX_CTAS": "1", "NCCL_NVLS_ENABLE": "0"}
+SHARED_GPU_SINCE = (2, 30)
+
+# Layers, width, heads, sequence length, micro-batch size, share of the peak that is wanted.
+MODELS = {
+    "124M": (12, 768, 12, 1024, 32, 0.45),
+    "1558M": (48, 1600, 25, 1024, 16, 0.52),
+    "1.7B": (24, 2304, 24, 2048, 8, 0.60),
+}
+TINY = {name: (2, 64, 4, 32, 2, 0.0) for name in MODELS}
+# Our tokens per second over those of compiled PyTorch, at least.
+LEAST_RATIO = 1.15
+# Tests of an H200's 16 cores at once, each with its own kernels to compile.
+AT_ONCE = 8
+
+
+class Stages:
+    """The stages of a machine, of which `dry` has no GPU but stand-ins for its libraries."""
+
+    def __init__(self, checks, here, python, dry):
+        self.checks, self.here, self.python, self.dry = checks, here, python, dry
+        # The tests take the machine's GPU in place of the stand-in.
+        self.real = {} if dry else {"FERROTRON_TEST_GPU": "0"}
+        self.models = TINY if dry else MODELS
+
+    def a(self):
+        """Whether it works at all, and where the time of a step goes."""
+        checks, program = self.checks, self.here / "ferrotron"
+        checks.once("doctor", lambda: checks.run("doctor", [program, "doctor"], 60))
+        for name in self.tests():
+            checks.once(name, lambda: checks.tests(
+                name, self.here / name, 2 if name == "hangs" else 60, self.real, 2 if self.dry else AT_ONCE, self.few(name)))
+        checks.once("nccl", self.nccl)
+        checks.once("runs", self.runs)
+        checks.once("step 124M", lambda: self.step("124M"))
+        checks.once("profile 124M", lambda: self.profile("124M"))
+
+    def b(self):
+        """Kernels and products beside what the GPU can do, and the larger models."""
+        self.checks.once("kernels", self.kernels)
+        for name in ("1.7B", "1558M"):
+            self.checks.once(f"step {name}", lambda: self.step(name))
+            self.checks.once(f"profile {name}", lambda: self.profile(name))
+
+    def c(self):
+        """PyTorch."""
+        found = self.python and subprocess.run([self.python, "-c", "import torch"], capture_output=True).returncode == 0
+        if not found:
+            return self.checks.row("PyTorch", "not there", f"{self.python or 'no Python'} cannot import torch")
+        self.checks.once("SDPA", self.attention)
+        for name in self.models:
+            self.checks.once(f"PyTorch {name}", lambda: self.peer(name))
+
+    def d(self):
+        """Accesses that are out of bounds, and races: slow, so of a few kernels."""
+        tool = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
+        if not os.path.exists(tool):
+            return self.checks.row("compute-sanitizer", "not there", "comes with NVIDIA's toolkit")
+        for kind in ("memcheck", "racecheck"):
+            for tests in ("attention::", "norm::", "softmax::", "indices::"):
+                name = f"{kind} {tests[:-2]}"
+                command = [tool, "--tool", kind, "--error-exitcode", "9", self.here / "ops", tests]
+                self.checks.once(name, lambda: self.checks.run(name, command, 120, self.real))
+
+    def tests(self):
+        """The binaries with tests, and in a dry run those that go wrong."""
+        names = ["ops", "gradients", "optimizers", "training", "graph", "products"]
+        return names + ["hangs", "crashes", "garbage"] if self.dry else names
+
+    def few(self, name):
+        """A few quick tests of each binary, where a stand-in does the work."""
+        if not self.dry or name in ("hangs", "crashes", "garbage"):
+            return None
+        listed = subprocess.run([self.here / name, "--list"], capture_output=True, text=True).stdout
+        quick = self.here / "quick"
+        known = set(quick.read_text().split()) if quick.exists() else None
+        tests = [line[: -len(": test")] for line in listed.splitlines() if line.endswith(": test")]
+        return [test for test in tests if known is None or test in known] or tests[:1]
+
+    def nccl(self):
+        found = last_object(self.checks.run("doctor json", [self.here / "ferrotron", "doctor", "--json"], 60, quiet=True)[0])
+        version = found.get("libraries", {}).get("libnccl", {}).get("version")
+        if version is None:
+            return self.checks.row("nccl", "not there", "pip install nvidia-nccl-cu13")
+        self.checks.tests("nccl", self.here / "nccl", 60, self.real, 1)
+        if self.dry:
+            return None
+        if tuple(map(int, re.findall(r"\d+", version)))[:2] < SHARED_GPU_SINCE:
+            return self.checks.row("nccl 2 ranks", "not there", f"NCCL {version} puts no two ranks on a GPU")
+        two = {**self.real, **SHARED_GPU, "FERROTRON_TEST_NCCL_RANKS": "2"}
+        return self.checks.tests("nccl 2 ranks", self.here / "nccl", 60, two, 1)
+
+    def runs(self):
+        """Short runs: the CPU's losses in f32, a graph's losses to the bit, bf16 twice to the bit."""
+        tiny = ["--num-layers", "2", "--hidden-size", "64", "--num-attention-heads", "4", "--seq-length", "64"]
+        words = ["--train-iters", "5" if self.dry else "20", "--seed", "1", "--log-interval", "7", *tiny]
+        losses = {}
+        for kind, more in (("cpu", []), ("cuda", []), ("graph", ["--enable-cuda-graph"]), ("bf16", ["--bf16"]),
+                           ("bf16 again", ["--bf16"]), ("bf16 graph", ["--bf16", "--enable-cuda-graph"])):
+            folder = self.checks.out / "runs" / kind.replace(" ", "-")
+            shutil.rmtree(folder, ignore_errors=True)
+            device = "cpu" if kind == "cpu" else "cuda"
+            train = [self.here / "ferrotron", "train", "--device", device, "--save", folder, *words, *more]
+            self.checks.run(f"train {kind}", train, 120, quiet=True)
+            metrics = folder / "metrics.jsonl"
+            lines = map(json.loads, metrics.read_text().splitlines()) if metrics.exists() else []
+            losses[kind] = [line["loss"] for line in lines if "loss" in line]
+        shutil.rmtree(self.checks.out / "runs", ignore_errors=True)
+        pairs = list(zip(losses["cpu"], losses["cuda"]))
+        largest = max((abs(a - b) / abs(a) for a, b in pairs), default=None)
+        close = largest is not None and largest < 1e-4
+        self.checks.row("train cpu = cuda", "ok" if close else "FAILED", f"largest difference {largest}")
+        for one, other in (("cuda", "graph"), ("bf16", "bf16 again"), ("bf16", "bf16 graph")):
+            same = losses[one] and losses[one] == losses[other]
+            self.checks.row(f"train {one} = {other}", "ok" if same else "FAILED", "the same bits of every loss")
+
+    def words(self, name):
+        layers, width, heads, length, batch, _ = self.models[name]
+        words = ["--num-layers", layers, "--hidden-size", width, "--num-attention-heads", heads, "--seq-length", length,
+                 "--micro-batch-size", batch]
+        return [str(word) for word in words + (["--vocab-size", 128] if self.dry else [])]
+
+    def step(self, name):
+        """A step, eagerly and as a graph."""
+        layers, width, _, length, _, wanted = self.models[name]
+        steps = ["--warmup", "1", "--steps", "2"] if self.dry else ["--warmup", "5", "--steps", "20"]
+        measured = {}
+        for how, options in (("eager", []), ("graph", ["--enable-cuda-graph"])):
+            command = [self.here / "ferrotron", "bench", "--device", "cuda", "--bf16", *options, *self.words(name), *steps]
+            ours = last_object(self.checks.run(f"step {name} {how}", command, 150, quiet=True)[0])
+            if "tokens_per_s" not in ours:
+                continue
+            # llm.c's count: 6 for each parameter and token, 6 x layers x width x positions for causal attention.
+            tflops = (6 * ours["params"] + 6 * layers * width * length) * ours["tokens_per_s"] / 1e12
+            measured[how] = {**ours, "model_tflops": tflops, "mfu": tflops / PEAK_TFLOPS}
+            self.checks.number(f"step {name} {how}", measured[how])
+            detail = f"{ours['tokens_per_s']:.0f} tokens/s, {ours['launches_per_step']:.0f} launches, wanted {wanted:.0%}"
+            self.checks.row(f"MFU {name} {how}", f"{tflops / PEAK_TFLOPS:.1%}", detail)
+            growth = ours["pool_growth"]
+            self.checks.row(f"pool {name} {how}", "ok" if growth == 0 else "FAILED", f"grew by {growth} bytes once it was warm")
+
+    def profile(self, name):
+        """A step by kernel."""
+        steps = ["--warmup", "1", "--steps", "1" if self.dry else "5"]
+        command = [self.here / "ferrotron", "bench", "--device", "cuda", "--bf16", "--profile", "--json", *self.words(name), *steps]
+        profile = last_object(self.checks.run(f"profile {name}", command, 150, quiet=True)[0]).get("profile")
+        if not profile:
+            return
+        self.checks.number(f"profile {name}", profile)
+        self.checks.row(f"profile {name}", "ok", f"{1e3 * profile['s_per_step']:.1f} ms a step")
+
+    def kernels(self):
+        if self.dry:
+            return  # of the sizes of real models
+        for number in objects(self.checks.run("kernels", [self.here / "kernels", "--bench"], 300)[0]):
+            self.checks.number(number["name"], number)
+            self.checks.row(number["name"], f"{number['value']:.1f}", number["unit"])
+
+    def attention(self):
+        device = "cpu" if self.dry else "cuda"
+        command = [self.python, self.here / "torch_attention.py", "--device", device]
+        for number in objects(self.checks.run("SDPA", command, 120)[0]):
+            self.checks.number("SDPA " + number["name"], number)
+            self.checks.row("SDPA " + number["name"], f"{number['value']:.1f}", number["unit"])
+
+    def peer(self, name):
+        """PyTorch's step, with its blocks compiled as one."""
+        how = ["--device", "cpu"] if self.dry else ["--device", "cuda", "--dtype", "bf16", "--compile-blocks"]
+        steps = ["--warmup", "1", "--steps", "2"] if self.dry else ["--warmup", "5", "--steps", "20"]
+        command = [self.python, self.here / "torch_gpt.py", *how, *self.words(name), *steps]
+        peer = last_object(self.checks.run(f"PyTorch {name}", command, 240)[0])
+        if "tokens_per_s" not in peer:
+            return
+        self.checks.number(f"PyTorch {name}", peer)
+        ours = [self.checks.numbers.get(f"step {name} {how}", {}).get("tokens_per_s", 0) for how in ("eager", "graph")]
+        detail = f"PyTorch {peer['tokens_per_s']:.0f} tokens/s, wanted {LEAST_RATIO}"
+        self.checks.row(f"ratio {name}", f"{max(ours) / peer['tokens_per_s']:.2f}", detail)
