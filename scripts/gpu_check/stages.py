@@ -19,7 +19,7 @@ MODELS = {
     "1558M": (48, 1600, 25, 1024, 16, 0.52),
     "1.7B": (24, 2304, 24, 2048, 8, 0.60),
 }
-TINY = {name: (2, 64, 4, 32, 2, 0.0) for name in MODELS}
+TINY = {name: (1, 32, 2, 16, 1, 0.0) for name in MODELS}
 # Our tokens per second over those of compiled PyTorch, at least.
 LEAST_RATIO = 1.15
 # Tests of an H200's 16 cores at once, each with its own kernels to compile.
@@ -104,7 +104,8 @@ class Stages:
 
     def runs(self):
         """Short runs: the CPU's losses in f32, a graph's losses to the bit, bf16 twice to the bit."""
-        tiny = ["--num-layers", "2", "--hidden-size", "64", "--num-attention-heads", "4", "--seq-length", "64"]
+        layers, length = ("1", "16") if self.dry else ("2", "64")
+        tiny = ["--num-layers", layers, "--hidden-size", "64", "--num-attention-heads", "4", "--seq-length", length]
         words = ["--train-iters", "5" if self.dry else "20", "--seed", "1", "--log-interval", "7", *tiny]
         losses = {}
         for kind, more in (("cpu", []), ("cuda", []), ("graph", ["--enable-cuda-graph"]), ("bf16", ["--bf16"]),

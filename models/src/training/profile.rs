@@ -19,6 +19,7 @@
 
 mod launches;
 mod recorder;
+mod rows;
 
 use ferrotron_parallel::trace::Watch;
 use ferrotron_tensor::ceilings::Ceilings;
@@ -26,7 +27,8 @@ use ferrotron_tensor::{Device, Error, Result};
 use serde::Serialize;
 use std::sync::Arc;
 
-use recorder::{Recorder, Recording};
+use recorder::Recorder;
+use rows::{Recording, Row};
 
 /// The times of operations, as averages over some steps.
 #[derive(Debug, Clone, Serialize)]
@@ -100,7 +102,7 @@ impl Profile {
     fn new(ceilings: &Ceilings, recording: Recording) -> Profile {
         let Recording { steps, total, outside, rows } = recording;
         let (count, giga) = (steps as f64, |x: f64| x / 1e9);
-        let row = |((pass, operation), row): ((&'static str, String), recorder::Row)| {
+        let row = |((pass, operation), row): ((&'static str, String), Row)| {
             let seconds = row.time.as_secs_f64().max(1e-9);
             let bytes = row.read + row.written;
             let some = |x: f64| (x > 0.0).then_some(x);

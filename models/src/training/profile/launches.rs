@@ -1,12 +1,12 @@
 //! The work that a GPU is given, and the moments between which it does each piece.
 
+use ferrotron_tensor::ceilings::Ceilings;
 use ferrotron_tensor::{DType, Device, Moment, Result};
 use std::fmt;
 use std::time::Duration;
 use tracing::field::{Field, Visit};
 
-use super::recorder::{Recording, Row};
-use ferrotron_tensor::ceilings::Ceilings;
+use super::rows::Recording;
 
 /// Launches in the order of the stream, each with the moment before it.
 pub(super) struct Launches {
@@ -71,7 +71,9 @@ impl Launches {
             match mark {
                 Mark::Launch(pass, launch) => {
                     let row = recording.rows.entry((pass, launch.name())).or_default();
-                    row.add_launch(launch, time, ceilings);
+                    let dtype = launch.dtype.unwrap_or(DType::F32);
+                    let amount = (dtype, launch.flops(), launch.bytes as f64, 0.0);
+                    row.add(amount, time, ceilings);
                 }
                 _ => {
                     recording.steps += 1;
@@ -99,18 +101,6 @@ impl Launch {
         let sizes = [self.count, self.batch, self.rows, self.columns, self.inner];
         let all = 2.0 * sizes.iter().map(|&size| size as f64).product::<f64>();
         if self.causal { all / 2.0 } else { all }
-    }
-}
-
-impl Row {
-    fn add_launch(&mut self, launch: &Launch, time: Duration, ceilings: &Ceilings) {
-        let (flops, bytes) = (launch.flops(), launch.bytes as f64);
-        let dtype = launch.dtype.unwrap_or(DType::F32);
-        self.calls += 1;
-        self.time += time;
-        self.flops += flops;
-        self.read += bytes;
-        self.least_seconds += ceilings.least_seconds(dtype, flops, bytes, 0.0);
     }
 }
 

@@ -2,7 +2,7 @@
 
 use ferrotron_tensor::ceilings::Ceilings;
 use ferrotron_tensor::{DType, Device, Error, Result};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::fmt;
 use std::mem::take;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -13,6 +13,7 @@ use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Metadata, Subscriber};
 
 use super::launches::{Launch, Launches};
+use super::rows::Recording;
 
 /// Spans that are added up; those of collectives are entered by other threads.
 const KINDS: [&str; 7] =
@@ -25,30 +26,6 @@ pub(super) struct Recorder {
     /// Whether a GPU does the work, later than it is given.
     on_gpu: bool,
     state: Mutex<State>,
-}
-
-/// All spans that have ended.
-#[derive(Default)]
-pub(super) struct Recording {
-    pub steps: usize,
-    /// Time of the steps.
-    pub total: Duration,
-    /// Time of them outside of the rows.
-    pub outside: Duration,
-    /// Rows by pass and name.
-    pub rows: BTreeMap<(&'static str, String), Row>,
-}
-
-/// Calls of one name in one pass.
-#[derive(Default)]
-pub(super) struct Row {
-    pub calls: usize,
-    pub time: Duration,
-    pub flops: f64,
-    pub read: f64,
-    pub written: f64,
-    /// Seconds that the calls take at the ceilings.
-    pub least_seconds: f64,
 }
 
 #[derive(Default)]
@@ -190,7 +167,7 @@ impl Subscriber for Recorder {
                 _ => &span.fields.name,
             };
             let row = recording.rows.entry((span.pass, name.to_string())).or_default();
-            row.add(&span.fields, own, &self.ceilings);
+            row.add(span.fields.amount(), own, &self.ceilings);
         } else {
             recording.outside += own;
         }
@@ -245,16 +222,11 @@ impl State {
     }
 }
 
-impl Row {
-    fn add(&mut self, work: &Work, time: Duration, ceilings: &Ceilings) {
-        let [flops, read, written] = [work.flops, work.read, work.written].map(|x| x as f64);
-        let dtype = work.dtype.unwrap_or(DType::F32);
-        self.calls += 1;
-        self.time += time;
-        self.flops += flops;
-        self.read += read;
-        self.written += written;
-        self.least_seconds += ceilings.least_seconds(dtype, flops, read, written);
+impl Work {
+    /// Dtype, floating-point operations, and bytes that are read and written.
+    fn amount(&self) -> (DType, f64, f64, f64) {
+        let [flops, read, written] = [self.flops, self.read, self.written].map(|x| x as f64);
+        (self.dtype.unwrap_or(DType::F32), flops, read, written)
     }
 }
 
