@@ -39,13 +39,14 @@ class Stages:
         """Whether it works at all, and where the time of a step goes."""
         checks, program = self.checks, self.here / "ferrotron"
         checks.once("doctor", lambda: checks.run("doctor", [program, "doctor"], 60))
-        for name in self.tests():
-            checks.once(name, lambda: checks.tests(
-                name, self.here / name, 2 if name == "hangs" else 60, self.real, 2 if self.dry else AT_ONCE, self.few(name)))
-        checks.once("nccl", self.nccl)
+        # Kernels that these have compiled are found by the tests, each of which must end in a minute.
         checks.once("runs", self.runs)
         checks.once("step 124M", lambda: self.step("124M"))
         checks.once("profile 124M", lambda: self.profile("124M"))
+        for name in self.tests():
+            limit, at_once = 2 if name == "hangs" else 60, 2 if self.dry else AT_ONCE
+            checks.once(name, lambda: checks.tests(name, self.here / name, limit, self.real, at_once, self.few(name)))
+        checks.once("nccl", self.nccl)
 
     def b(self):
         """Kernels and products beside what the GPU can do, and the larger models."""

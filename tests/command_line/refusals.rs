@@ -184,7 +184,11 @@ fn bad_input_gets_one_clear_line() {
             2,
             &["--instruction-set", "sse9 is not one of this processor's: portable"],
         ),
-        (&["bench", "--profile", "--device", "cuda"], 2, &["--profile", "--device cpu"]),
+        (
+            &["bench", "--profile", "--device", "cuda", "--enable-cuda-graph"],
+            2,
+            &["--profile", "leave --enable-cuda-graph out"],
+        ),
         (
             &["train", "--memory-limit", "12MB"],
             2,
