@@ -96,7 +96,12 @@ fn blamed(scenario: &Scenario, outcome: &Outcome, fault: &Fault) -> Option<Strin
         }
         _ => Duration::ZERO,
     };
-    let work = 3 * scenario.starts + 10 * scenario.work;
+    // Of many ranks some wait for a packet that was lost in each call.
+    let weather = match scenario.weather.lost > 0.0 {
+        true => scenario.weather.resent * scenario.size as u32,
+        false => Duration::ZERO,
+    };
+    let work = 3 * scenario.starts + 10 * scenario.work + weather;
     let has_met = outcome.met.is_some_and(|met| met < at);
     let bound = match fault {
         Fault::Kill(_) | Fault::Reset(_) if has_met => AT_ONCE,
