@@ -235,14 +235,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_ceiling_is_a_speed_and_other_devices_are_refused() {
+    fn every_ceiling_is_a_speed_and_fake_devices_are_refused() {
         let Ceilings { f32, f64, bf16, read, update, cache } =
             Ceilings::measure(&Device::cpu(2).unwrap()).unwrap();
         for speed in [f32, f64, bf16, read, update, cache] {
             assert!(speed.is_finite() && speed > 1e6, "{speed}");
         }
         let error = Ceilings::measure(&Device::fake(1).unwrap()).unwrap_err().to_string();
-        assert!(error.contains("measured on a processor"), "{error}");
+        assert!(error.contains("are measured, and the device is fake"), "{error}");
     }
 
     #[test]

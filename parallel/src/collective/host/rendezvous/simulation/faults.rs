@@ -222,7 +222,8 @@ impl Scenario {
                 Fault::Stranger(rank, stranger)
             }
         };
-        let when = match dice.happens(0.8) {
+        let is_stranger = matches!(fault, Fault::Stranger(..));
+        let when = match !is_stranger && dice.happens(0.8) {
             // A rank writes some hundred packets.
             true => When::Packet(rank, 1 + 300_f64.powf(dice.share()) as u64),
             false => When::After(dice.between(milliseconds(1), self.starts + self.work * 10)),

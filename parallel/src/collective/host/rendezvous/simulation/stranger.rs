@@ -11,6 +11,7 @@ use crate::collective::host::rendezvous::auth::Secret;
 use crate::collective::host::rendezvous::connect::Connector;
 use crate::collective::host::rendezvous::frame::{Introduction, Purpose};
 use crate::collective::host::rendezvous::network::Network;
+use crate::collective::tree;
 
 /// Time for which a stranger waits for an answer.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -22,11 +23,12 @@ pub async fn visit(host: Host, rank: usize, kind: Stranger) {
         state.listeners.iter().find(|(_, (process, _))| *process == rank).map(|(at, _)| *at)
     };
     let Some(address) = find() else { return };
+    let child = tree::children(rank, usize::MAX).start;
     let introduced = async |secret: &str, job_id: &str, incarnation, purpose| {
         let secret = Secret::new(Some(secret), Encryption::BetweenHosts);
         let connector = Connector { network: Network::Simulated(host.clone()), secret };
-        let introduction =
-            Introduction { job_id: Some(job_id.to_string()), rank: 1, incarnation, purpose };
+        let job_id = Some(job_id.to_string());
+        let introduction = Introduction { job_id, rank: child, incarnation, purpose };
         let _ = timeout(PATIENCE, connector.connect_once(address, &introduction)).await;
     };
     let join = Purpose::Join { size: 16, port: 1 };
