@@ -14,14 +14,12 @@
 mod distinct;
 
 use ferrotron_tensor::{Device, Error, ErrorKind, Result, Tensor};
-use serde::Serialize;
-use serde::de::DeserializeOwned;
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
 
 use crate::collective::{Group, Reduction};
 
-pub use distinct::gather_distinct;
+pub use distinct::{Ranks, gather_distinct, tell_distinct};
 
 /// Facts that one rank knows about the job, by name.
 pub type Facts = BTreeMap<String, String>;
@@ -125,23 +123,6 @@ pub fn largest_bytes(group: &Group, own: &[u8]) -> Result<Vec<u8>> {
     }
     let own = Tensor::from_slice(&Device::cpu(1)?, own, &[own.len()])?;
     group.all_reduce(own, Reduction::Max)?.wait()?.to_vec::<u8>()
-}
-
-/// Gathers the values of every rank of a group, in the order of the ranks. All ranks call this.
-pub fn gather_values<T: Serialize + DeserializeOwned>(
-    ranks: &Group,
-    own: &[T],
-) -> Result<Vec<Vec<T>>> {
-    let device = Device::cpu(1)?;
-    let broken = |error: serde_json::Error| Error::value("agreement", error.to_string());
-    let mut text = serde_json::to_vec(own).map_err(broken)?;
-    let length = Tensor::from_slice(&device, &[text.len() as i64], &[1])?;
-    let lengths = ranks.all_gather(length, ranks.size())?.wait()?.to_vec::<i64>()?;
-    let longest = lengths.iter().max().map_or(0, |&length| length as usize);
-    text.resize(longest, b' '); // which JSON ignores
-    let row = Tensor::from_slice(&device, &text, &[1, longest])?;
-    let rows = ranks.all_gather(row, ranks.size())?.wait()?.to_vec::<u8>()?;
-    rows.chunks_exact(longest).map(|row| serde_json::from_slice(row).map_err(broken)).collect()
 }
 
 /// A short digest of bytes, in hexadecimal digits: equal digests mean equal bytes.

@@ -3,11 +3,11 @@
 
 use ferrotron_nn::{Axis, Optimizer, Param, ParamOptions, StepConfig};
 use ferrotron_tensor::{Error, Result};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::config::DataParallelConfig;
 use super::digests::{Comparison, compare_digests};
-use crate::agreement::{Facts, agree, digest, gather_values, wait_for_all};
+use crate::agreement::{Facts, agree, digest, gather_distinct, wait_for_all};
 use crate::mesh::Mesh;
 
 /// Largest difference of the factor of gradients between ranks, relative to it: groups may add the parts of the norm in
@@ -88,12 +88,17 @@ fn check_params(params: &[Param], mesh: &Mesh) -> Result<()> {
     if !compare_digests(world, &of_stages)?.contains(&Comparison::Differ) {
         return Ok(());
     }
-    let all = gather_values(world, &own)?;
-    let first = |rank: usize| (0..rank).find(|&other| stage(other) == stage(rank)).unwrap_or(rank);
-    let Some(rank) = (0..all.len()).find(|&rank| all[rank] != all[first(rank)]) else {
-        return Ok(());
-    };
-    let (one, other) = (&all[first(rank)], &all[rank]);
+    let all = gather_distinct(world, &[own])?;
+    // The first rank of each stage, and its parameters.
+    let mut known: BTreeMap<usize, (usize, &Vec<String>)> = BTreeMap::new();
+    let ranks = all.iter().flat_map(|(params, ranks)| ranks.iter().map(move |rank| (rank, params)));
+    let mut ranks: Vec<(usize, &Vec<String>)> = ranks.collect();
+    ranks.sort_unstable_by_key(|&(rank, _)| rank);
+    let differing = ranks.into_iter().find_map(|(rank, params)| {
+        let &mut (first, expected) = known.entry(stage(rank)).or_insert((rank, params));
+        (params != expected).then_some((rank, params, first, expected))
+    });
+    let Some((rank, other, first, one)) = differing else { return Ok(()) };
     let at = one.iter().zip(other).take_while(|(one, other)| one == other).count();
     let shown = |params: &[String]| params.get(at).map_or("absent".into(), String::clone);
     wait_for_all(world);
@@ -102,7 +107,7 @@ fn check_params(params: &[Param], mesh: &Mesh) -> Result<()> {
          same order",
         at + 1,
         shown(one),
-        first(rank),
+        first,
         shown(other)
     );
     Err(Error::config("data_parallel", message))

@@ -13,7 +13,7 @@ use std::sync::atomic::Ordering;
 use super::digests::{Comparison, compare_digests};
 use super::replicas::{digest_of, map_pieces};
 use super::{DataParallel, ReplicaCheck};
-use crate::agreement::{digest, gather_values, largest_bytes, wait_for_all};
+use crate::agreement::{digest, gather_distinct, largest_bytes, wait_for_all};
 use crate::tensor_parallel::SequenceParallel;
 
 /// A rank's gradients that are parts over the tensor axis.
@@ -58,13 +58,12 @@ impl DataParallel {
         let summary = summary(&own);
         let stages = self.compare_stages(&summary)?;
         if let Some(stage) = stages.iter().position(|parts| *parts == Parts::Same) {
-            let all = gather_values(mesh.world(), &[summary])?;
-            let mut all = all.iter().flatten().enumerate();
-            let told = all.find(|(rank, told)| {
-                layout.coordinate(*rank, Axis::Pipeline) == stage && told.digest.is_some()
-            });
+            let of_stage = layout.coordinate(mesh.world().rank(), Axis::Pipeline) == stage;
+            let own = (of_stage && summary.digest.is_some()).then_some(summary);
+            let told = gather_distinct(mesh.world(), own.as_slice())?;
+            let told = told.iter().min_by_key(|(_, ranks)| ranks.first());
             wait_for_all(mesh.world());
-            return Err(no_cut(told.map(|(_, told)| told), size));
+            return Err(no_cut(told.map(|(told, _)| told), size));
         }
         let is_known = |parts: &Parts| matches!(parts, Parts::Absent | Parts::Differ);
         self.parts_differ.store(stages.iter().all(is_known), Ordering::Relaxed);

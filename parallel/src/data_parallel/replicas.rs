@@ -7,10 +7,10 @@ use ferrotron_autograd::SharedFlatBuffer;
 use ferrotron_nn::{Axis, ParamAndGradBucket, Sharding};
 use ferrotron_tensor::{Error, Result};
 use serde::{Deserialize, Serialize};
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 
 use super::DataParallel;
-use crate::agreement::{digest, gather_values};
+use crate::agreement::{digest, gather_distinct};
 use crate::collective::Group;
 
 /// This rank's copy of a parameter, or of a shard that it updates.
@@ -19,6 +19,8 @@ struct Replica {
     name: String,
     /// The elements, as a shard of the global tensor.
     place: String,
+    /// Its position among those of its rank: the first that differs is named.
+    number: usize,
     /// Whether it is declared replicated along each axis.
     replicated: [bool; 4],
     value: String,
@@ -60,10 +62,11 @@ impl DataParallel {
             all.extend(pieces.filter(|((_, place), _)| !place.dims().contains(&0)).map(
                 |((name, place), (value, gradient))| {
                     let place = format!("{place:?}");
-                    Replica { name, place, replicated, value, gradient }
+                    Replica { name, place, number: 0, replicated, value, gradient }
                 },
             ));
         }
+        all.iter_mut().enumerate().for_each(|(number, replica)| replica.number = number);
         Ok(all)
     }
 }
@@ -105,23 +108,26 @@ fn compare(ranks: &Group, axis: Axis, own: &[Replica]) -> Result<()> {
     if ranks.size() == 1 {
         return Ok(());
     }
-    let all = gather_values(ranks, own)?;
-    let mut first: HashMap<(&str, &str), (usize, &Replica)> = HashMap::new();
-    for (rank, replica) in
-        all.iter().enumerate().flat_map(|(rank, held)| held.iter().map(move |r| (rank, r)))
-    {
+    let found = gather_distinct(ranks, own)?;
+    let mut copies: BTreeMap<(&str, &str), Vec<(usize, &Replica)>> = BTreeMap::new();
+    for (replica, holders) in &found {
         let key = (replica.name.as_str(), replica.place.as_str());
-        let &mut (other, known) = first.entry(key).or_insert((rank, replica));
-        if other == rank {
-            continue;
-        }
-        if let Some(why) = difference(axis, known, replica) {
-            let name = &replica.name;
-            let message = format!("'{name}' on ranks {other} and {rank} along {axis:?}: {why}");
-            return Err(Error::value("check_replicas", message));
-        }
+        // One other rank that has the same bits shows whether these may be the same.
+        copies.entry(key).or_default().extend(holders.iter().take(2).map(|rank| (rank, replica)));
     }
-    Ok(())
+    let differing = copies.into_values().filter_map(|mut copies| {
+        copies.sort_unstable_by_key(|&(rank, _)| rank);
+        let (&(first, known), others) = copies.split_first()?;
+        others.iter().filter(|&&(rank, _)| rank != first).find_map(|&(rank, replica)| {
+            let why = difference(axis, known, replica)?;
+            Some(((rank, replica.number), (first, &replica.name, why)))
+        })
+    });
+    let Some(((rank, _), (other, name, why))) = differing.min_by_key(|&(at, _)| at) else {
+        return Ok(());
+    };
+    let message = format!("'{name}' on ranks {other} and {rank} along {axis:?}: {why}");
+    Err(Error::value("check_replicas", message))
 }
 
 /// The difference between two ranks' copies of the same elements; `None` if they are equal.

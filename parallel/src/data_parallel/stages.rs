@@ -4,9 +4,9 @@
 use ferrotron_nn::{Axis, Param, check_option_patterns, option_patterns, random_sites};
 use ferrotron_tensor::{Error, Result};
 use serde::{Deserialize, Serialize};
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
-use crate::agreement::{gather_values, wait_for_all};
+use crate::agreement::{gather_distinct, wait_for_all};
 use crate::mesh::Mesh;
 
 /// The names of a stage.
@@ -41,7 +41,10 @@ pub(super) fn check_stages(params: &[Param], mesh: &Mesh) -> Result<()> {
         random_sites: random_sites(params),
         option_patterns: option_patterns(params),
     };
-    let all: Vec<StageNames> = gather_values(stages, &[own])?.into_iter().flatten().collect();
+    let all = gather_distinct(stages, &[own])?;
+    let all = all.iter().flat_map(|(names, stages)| stages.iter().map(move |stage| (stage, names)));
+    let all: BTreeMap<usize, &StageNames> = all.collect();
+    let all: Vec<&StageNames> = all.into_values().collect();
     let shared = shared_parameter(&all).or_else(|| shared_site(&all));
     let checked = match shared {
         Some(message) => Err(Error::config("data_parallel", message)),
@@ -55,7 +58,7 @@ pub(super) fn check_stages(params: &[Param], mesh: &Mesh) -> Result<()> {
 }
 
 /// The first parameter that stages share wrongly.
-fn shared_parameter(all: &[StageNames]) -> Option<String> {
+fn shared_parameter(all: &[&StageNames]) -> Option<String> {
     let last = all.len() - 1;
     let mut first: HashMap<&str, (usize, bool)> = HashMap::new();
     for (stage, names) in all.iter().enumerate() {
@@ -79,7 +82,7 @@ fn shared_parameter(all: &[StageNames]) -> Option<String> {
 }
 
 /// The first path by which layers of two stages draw.
-fn shared_site(all: &[StageNames]) -> Option<String> {
+fn shared_site(all: &[&StageNames]) -> Option<String> {
     let mut first: HashMap<&str, usize> = HashMap::new();
     for (stage, names) in all.iter().enumerate() {
         for path in &names.random_sites {

@@ -6,7 +6,7 @@
 //! and the lists of what each rank holds, so messages need no headers.
 
 use ferrotron_tensor::{DType, ShardSpec};
-use std::collections::BTreeMap;
+use std::collections::HashMap;
 use std::ops::Range;
 
 use super::index::{Index, TensorRecord};
@@ -21,6 +21,8 @@ const ALIGNMENT: u64 = 8;
 pub(super) struct ReadPlan<'a> {
     /// Files in the order of their names, and the position of the first byte of each.
     pub files: Vec<(&'a str, &'a FileRecord, u64)>,
+    /// The position of the first byte of each file, by its name.
+    first: HashMap<&'a str, u64>,
     total: u64,
     ranks: u64,
     window: u64,
@@ -36,8 +38,15 @@ impl<'a> ReadPlan<'a> {
             total += record.bytes.next_multiple_of(ALIGNMENT);
             (file.as_str(), record, first)
         });
-        let files = files.collect();
-        ReadPlan { files, total, ranks: ranks as u64, window: window.next_multiple_of(ALIGNMENT) }
+        let files: Vec<_> = files.collect();
+        let first = files.iter().map(|&(file, _, first)| (file, first)).collect();
+        ReadPlan {
+            files,
+            first,
+            total,
+            ranks: ranks as u64,
+            window: window.next_multiple_of(ALIGNMENT),
+        }
     }
 
     /// The positions that `rank` reads.
@@ -45,6 +54,29 @@ impl<'a> ReadPlan<'a> {
         let units = u128::from(self.total / ALIGNMENT);
         let cut = |rank: usize| (units * rank as u128 / u128::from(self.ranks)) as u64 * ALIGNMENT;
         cut(rank)..cut(rank + 1)
+    }
+
+    /// The rank that reads a position.
+    fn reader(&self, position: u64) -> usize {
+        let unit = u128::from(position / ALIGNMENT);
+        let units = u128::from(self.total / ALIGNMENT).max(1);
+        let mut rank = (unit * u128::from(self.ranks) / units) as usize;
+        while self.share(rank).end <= position {
+            rank += 1;
+        }
+        rank
+    }
+
+    /// The ranks that read something of a target.
+    ///
+    /// Errors if a dtype is not known.
+    pub fn readers(
+        &self,
+        wanted: (&'a TensorRecord, ShardSpec),
+    ) -> ferrotron_tensor::Result<Vec<Range<usize>>> {
+        let parts = self.parts(&[wanted], self.all())?;
+        let bytes = parts.iter().map(Part::span).filter(|span| !span.is_empty());
+        Ok(bytes.map(|span| self.reader(span.start)..self.reader(span.end - 1) + 1).collect())
     }
 
     /// The positions that `rank` reads in a round; none behind the end of its share.
@@ -94,15 +126,13 @@ impl<'a> ReadPlan<'a> {
         wanted: &[(&'a TensorRecord, ShardSpec)],
         share: Range<u64>,
     ) -> ferrotron_tensor::Result<Vec<Part<'a>>> {
-        let first: BTreeMap<&str, u64> =
-            self.files.iter().map(|&(file, _, first)| (file, first)).collect();
         let mut parts = Vec::new();
         for (target, (record, place)) in wanted.iter().enumerate() {
             let dtype = record.dtype()?;
             let size = dtype.size();
             for (wanted, local) in boxes(place) {
                 for piece in &record.pieces {
-                    let Some(&first) = first.get(piece.file.as_str()) else { continue };
+                    let Some(&first) = self.first.get(piece.file.as_str()) else { continue };
                     let position = first + piece.start;
                     let end = position + (piece.slice.numel() * size) as u64;
                     if position >= share.end || end <= share.start {
@@ -127,12 +157,13 @@ impl<'a> ReadPlan<'a> {
                 }
             }
         }
-        parts.sort_by_key(|part| part.positions.start); // stable: of one piece, by the number of the target
+        in_order(&mut parts);
         Ok(parts)
     }
 }
 
 /// The part of a piece in a file that belongs to a target.
+#[derive(Clone)]
 pub(super) struct Part<'a> {
     /// Number of the target among those of its rank.
     pub target: usize,
@@ -152,6 +183,20 @@ pub(super) struct Part<'a> {
 }
 
 impl Part<'_> {
+    /// The positions from its first byte to its last.
+    fn span(&self) -> Range<u64> {
+        let start = self.positions.start;
+        if self.shape.contains(&0) {
+            return start..start;
+        }
+        let element = |at: &dyn Fn(usize) -> usize| {
+            let index = (0..self.piece.len()).fold(0, |index, d| index * self.piece[d] + at(d));
+            (index * self.size) as u64
+        };
+        let last = element(&|d| self.from[d] + self.shape[d] - 1);
+        start + element(&|d| self.from[d])..start + last + self.size as u64
+    }
+
     /// Calls `f(position, offset in the target, length)`, all in bytes, for each run of the part's bytes that lies in
     /// `window`.
     pub fn runs<E>(
@@ -182,6 +227,11 @@ impl Part<'_> {
             }
         })
     }
+}
+
+/// Sorts parts by their positions; those of one piece stay in their order.
+pub(super) fn in_order(parts: &mut [Part]) {
+    parts.sort_by_key(|part| part.positions.start);
 }
 
 /// The parts, of those in the order of their positions, that have bytes in `window`.

@@ -11,7 +11,7 @@
 //! that end in its share, and hands that of the last beginning to the next rank. If a file cannot be read or is damaged, all ranks return the same fault, and their group still works; tensors
 //! may be overwritten in part.
 
-use ferrotron_parallel::agreement::{gather_distinct, gather_values};
+use ferrotron_parallel::agreement::{gather_distinct, tell_distinct};
 use ferrotron_parallel::collective::{Group, Reduction};
 use ferrotron_parallel::long_work::POLL_INTERVAL;
 use ferrotron_tensor::{DType, Device, Error, Result, ShardSpec, Tensor};
@@ -22,7 +22,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel, sync_channel};
 use std::thread;
 
 use super::index::{Index, TensorRecord};
-use super::read_plan::{Part, ReadPlan, bytes_in, overlapping};
+use super::read_plan::{Part, ReadPlan, bytes_in, in_order, overlapping};
 use super::share_reader::{ShareReader, Stretch, compare};
 use crate::io::checked_file::Fault;
 
@@ -36,8 +36,9 @@ pub(super) type Wanted<'a> = (&'a TensorRecord, ShardSpec);
 pub(super) type WriteTarget<'t> =
     dyn FnMut(usize, &mut dyn FnMut(&mut Tensor) -> Result<()>) -> Result<()> + 't;
 
-/// Part of a tensor in messages between ranks: its number in the index, and the ranges of each dim.
-type Wish = (usize, Vec<Vec<(usize, usize)>>);
+/// Part of a tensor in messages between ranks: its number in the index, the ranges of each dim, and how many targets of the
+/// same rank before this one want the same.
+type Wish = (usize, Vec<Vec<(usize, usize)>>, usize);
 
 /// Fills the tensors that this rank wants, and returns the number of bytes that it has read. All ranks of `world` call
 /// this, each with what it wants, and with the same size of windows.
@@ -51,12 +52,11 @@ pub(super) fn load_shared(
 ) -> Result<std::result::Result<u64, Fault>> {
     let plan = ReadPlan::new(index, world.size(), window);
     let rank = world.rank();
-    let (wishes, places) = exchange_wishes(index, world, wanted)?;
-    let own = plan.parts(wanted, plan.all())?;
-    let others = wishes.iter().map(|wishes| plan.parts(wishes, plan.share(rank)));
-    let others = others.collect::<Result<Vec<_>>>()?;
+    let wishes = wishes(index, wanted);
+    let others = exchange_wishes(&plan, index, world, &wishes)?;
+    let own = own_parts(&plan, wanted, &wishes)?;
     let (host, staged) = (Device::cpu(1)?, HashMap::new());
-    let mut exchange = Exchange { plan: &plan, world, host, own, others, places, staged };
+    let mut exchange = Exchange { plan: &plan, world, host, own, others, staged };
     thread::scope(|scope| {
         let (full, windows) = sync_channel(0);
         let (spent, empty) = channel();
@@ -135,36 +135,64 @@ fn compare_together(
 
 /// The fault of the first rank that has one, on all ranks.
 fn first_fault(world: &Group, own: Option<Fault>) -> Result<Fault> {
-    let mut faults = gather_values(world, &[own.unwrap_or_default()])?.into_iter().flatten();
-    Ok(faults.find(|fault: &Fault| !fault.is_empty()).unwrap_or_default())
+    let faults = gather_distinct(world, own.as_slice())?;
+    let first = faults.into_iter().min_by_key(|(_, ranks)| ranks.first());
+    Ok(first.map(|(fault, _)| fault).unwrap_or_default())
 }
 
-/// The targets of all ranks: each list that some rank has, and the number of each rank's. Replicas have the same.
-fn exchange_wishes<'i>(
-    index: &'i Index,
-    world: &Group,
-    wanted: &[Wanted],
-) -> Result<(Vec<Vec<Wanted<'i>>>, Vec<usize>)> {
-    let records: Vec<&TensorRecord> = index.tensors.values().collect();
-    let numbers = records.iter().enumerate();
-    let numbers: HashMap<_, _> =
-        numbers.map(|(i, &record)| (std::ptr::from_ref(record), i)).collect();
+/// The targets of this rank as others are told of them.
+fn wishes(index: &Index, wanted: &[Wanted]) -> Vec<Wish> {
+    let records = index.tensors.values().map(std::ptr::from_ref);
+    let numbers: HashMap<_, _> = records.enumerate().map(|(i, record)| (record, i)).collect();
+    let mut before: HashMap<_, usize> = HashMap::new();
     let wish = |(record, place): &Wanted| -> Wish {
-        let dims = 0..place.dims().len();
-        (numbers[&std::ptr::from_ref(*record)], dims.map(|d| place.pieces(d).to_vec()).collect())
+        let ranges = (0..place.dims().len()).map(|d| place.pieces(d).to_vec());
+        let (number, ranges) = (numbers[&std::ptr::from_ref(*record)], ranges.collect::<Vec<_>>());
+        let count = before.entry((number, ranges.clone())).or_default();
+        *count += 1;
+        (number, ranges, *count - 1)
     };
-    let own: Vec<Wish> = wanted.iter().map(wish).collect();
-    let wanted = |(number, pieces): Wish| -> Result<Wanted<'i>> {
-        let record = *records.get(number).ok_or_else(|| {
+    wanted.iter().map(wish).collect()
+}
+
+/// The parts of all files that this rank needs: of one piece in the order of the wishes, which others know.
+fn own_parts<'a>(
+    plan: &ReadPlan<'a>,
+    wanted: &[Wanted<'a>],
+    wishes: &[Wish],
+) -> Result<Vec<Part<'a>>> {
+    let mut targets: Vec<usize> = (0..wanted.len()).collect();
+    targets.sort_unstable_by_key(|&target| &wishes[target]);
+    let sorted: Vec<Wanted> = targets.iter().map(|&target| wanted[target].clone()).collect();
+    let mut parts = plan.parts(&sorted, plan.all())?;
+    parts.iter_mut().for_each(|part| part.target = targets[part.target]);
+    Ok(parts)
+}
+
+/// The parts of this rank's share that each rank needs. A wish is told to the ranks that read something of it.
+fn exchange_wishes<'a>(
+    plan: &ReadPlan<'a>,
+    index: &'a Index,
+    world: &Group,
+    own: &[Wish],
+) -> Result<Vec<Vec<Part<'a>>>> {
+    let records: Vec<&TensorRecord> = index.tensors.values().collect();
+    let wanted = |(number, ranges, _): &Wish| -> Result<Wanted<'a>> {
+        let record = *records.get(*number).ok_or_else(|| {
             Error::value("checkpoint", format!("another rank wants tensor {number} of the index"))
         })?;
-        let pieces: Vec<&[(usize, usize)]> = pieces.iter().map(Vec::as_slice).collect();
-        Ok((record, ShardSpec::new(&record.shape, &pieces)?))
+        let ranges: Vec<&[(usize, usize)]> = ranges.iter().map(Vec::as_slice).collect();
+        Ok((record, ShardSpec::new(&record.shape, &ranges)?))
     };
-    let (distinct, places) = gather_distinct(world, &own)?;
-    let distinct = distinct.into_iter();
-    let distinct = distinct.map(|wishes| wishes.into_iter().map(wanted).collect());
-    Ok((distinct.collect::<Result<_>>()?, places))
+    let mut told = tell_distinct(world, own, |wish| plan.readers(wanted(wish)?))?;
+    told.sort_unstable_by(|(one, _), (other, _)| one.cmp(other));
+    let mut parts: Vec<Vec<Part>> = (0..world.size()).map(|_| Vec::new()).collect();
+    for (wish, ranks) in &told {
+        let needed = plan.parts(&[wanted(wish)?], plan.share(world.rank()))?;
+        ranks.iter().for_each(|rank| parts[rank].extend_from_slice(&needed));
+    }
+    parts.iter_mut().for_each(|parts| in_order(parts));
+    Ok(parts)
 }
 
 /// The exchange of what ranks have read.
@@ -174,9 +202,8 @@ struct Exchange<'a> {
     host: Device,
     /// The parts of all files that this rank needs.
     own: Vec<Part<'a>>,
-    /// The parts of this rank's share that each list of targets needs, and the list of each rank.
+    /// The parts of this rank's share that each rank needs.
     others: Vec<Vec<Part<'a>>>,
-    places: Vec<usize>,
     /// Tensors of GPUs, in host memory until they are complete, and the number of bytes that are missing.
     staged: HashMap<usize, (Vec<u8>, usize)>,
 }
@@ -249,7 +276,7 @@ impl Exchange<'_> {
 
     fn send(&self, round: u64, window: &[u8], peer: usize) -> Result<()> {
         let positions = self.plan.window(self.world.rank(), round);
-        let parts = overlapping(&self.others[self.places[peer]], &positions);
+        let parts = overlapping(&self.others[peer], &positions);
         let bytes = bytes_in(parts, &positions);
         if bytes == 0 {
             return Ok(());

@@ -1,6 +1,6 @@
 //! Loads by several ranks together, in windows that cut tensors anywhere.
 
-use super::shared_load::{Wanted, load_shared};
+use super::shared_load::{WINDOW, Wanted, load_shared};
 use super::*;
 use ferrotron_parallel::collective::{Group, WorldConfig, run_threads};
 use ferrotron_tensor::{DType, Device, Result, ShardSpec, Tensor};
@@ -43,10 +43,13 @@ fn saved(dir: &Path) -> PathBuf {
     ranks.into_iter().next().unwrap().unwrap()
 }
 
+/// The tensors that each rank wants, not in the order of the index, and one of them twice.
+const WANTED: [usize; 3] = [1, 0, 1];
+
 /// The numbers of each tensor that was wanted, and the bytes that this rank read.
 type Loaded = (Vec<Vec<f64>>, u64);
 
-/// Loads a part of each matrix, in a dtype, and returns the values and the bytes that were read.
+/// Loads a part of each wanted matrix, in a dtype, and returns the values and the bytes that were read.
 fn load(
     checkpoint: &Checkpoint,
     (world, window): (&Group, u64),
@@ -54,10 +57,10 @@ fn load(
     dtype: DType,
 ) -> Result<std::result::Result<Loaded, String>> {
     let host = Device::cpu(1)?;
-    let wanted: Vec<Wanted> =
-        ["w0", "w1"].map(|name| (&checkpoint.index.tensors[name], place.clone())).into();
+    let record = |tensor| &checkpoint.index.tensors[&format!("w{tensor}")];
+    let wanted: Vec<Wanted> = WANTED.map(|tensor| (record(tensor), place.clone())).into();
     let empty = |_| Tensor::full(&host, dtype, place.dims(), -1.0);
-    let mut targets = (0..2).map(empty).collect::<Result<Vec<_>>>()?;
+    let mut targets = wanted.iter().map(empty).collect::<Result<Vec<_>>>()?;
     let read = load_shared(
         (&checkpoint.folder, &checkpoint.index),
         (world, window),
@@ -92,7 +95,7 @@ fn windows_of_any_size_give_the_same() {
             for (rank, found) in found.into_iter().enumerate() {
                 let (found, own) = found.unwrap().unwrap();
                 read += own;
-                for (tensor, found) in found.iter().enumerate() {
+                for (tensor, found) in WANTED.into_iter().zip(&found) {
                     let all = |ranges: &[(usize, usize)]| -> Vec<usize> {
                         ranges.iter().flat_map(|&(start, len)| start..start + len).collect()
                     };
@@ -137,4 +140,55 @@ fn all_ranks_tell_of_damage() {
             assert!(faults.iter().all(|fault| *fault == faults[0]), "{faults:?}");
         }
     }
+}
+
+/// Ranks that hold shards of their own, as with ZeRO, are told of the wishes of the few that need bytes of theirs.
+#[test]
+fn bytes_of_wishes_grow_as_ranks() {
+    const ROWS: usize = 4096;
+    let folder = tempfile::tempdir().unwrap();
+    let host = Device::cpu(1).unwrap();
+    let shard = |name: &str, dims: &[usize]| LocalShard {
+        name: name.into(),
+        place: ShardSpec::unsharded(dims),
+        tensor: Tensor::full(&host, DType::F32, dims, 1.0).unwrap(),
+    };
+    let saved = run_threads(1, &WorldConfig::default(), |world| {
+        let snapshot = Snapshot {
+            weights: vec![shard("w0", &[ROWS, 1]), shard("w1", &[1])],
+            moments: None,
+            model: SavedModel::new("rows", &())?,
+            progress: &TrainState { step: 1, ..TrainState::default() },
+            tokenizer: None,
+            run: serde_json::Value::Null,
+        };
+        save(folder.path(), &world.everyone()?, snapshot)
+    });
+    let checkpoint = Checkpoint::peek(&saved.into_iter().next().unwrap().unwrap()).unwrap();
+    let sent = |size: usize| -> u64 {
+        let ranks = run_threads(size, &WorldConfig::default(), |world| {
+            let world = world.everyone()?;
+            let rows = ROWS / size;
+            let rows = ShardSpec::new(&[ROWS, 1], &[&[(rows * world.rank(), rows)], &[(0, 1)]])?;
+            let tensors = &checkpoint.index.tensors;
+            let wanted: [Wanted; 2] =
+                [(&tensors["w0"], rows.clone()), (&tensors["w1"], ShardSpec::unsharded(&[1]))];
+            let mut targets = [
+                Tensor::full(&host, DType::F32, rows.dims(), 0.0)?,
+                Tensor::full(&host, DType::F32, &[1], 0.0)?,
+            ];
+            let read = load_shared(
+                (&checkpoint.folder, &checkpoint.index),
+                (&world, WINDOW),
+                &wanted,
+                &mut |target, write| write(&mut targets[target]),
+            )?;
+            assert!(read.is_ok());
+            assert!(targets.iter().all(|it| it.to_f64().unwrap().iter().all(|&x| x == 1.0)));
+            Ok(world.traffic().bytes())
+        });
+        ranks.into_iter().map(std::result::Result::unwrap).sum()
+    };
+    let (few, many) = (sent(16), sent(128));
+    assert!(many < 16 * few, "{few} and {many} bytes");
 }
