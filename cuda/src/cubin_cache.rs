@@ -80,6 +80,7 @@ impl CubinCache {
     /// let key = Key { source: "...", options: &["--gpu-architecture=sm_90".into()], version: (13, 0) };
     /// assert_eq!(cache.get(&key, || Ok(vec![1, 2, 3]))?, [1, 2, 3]);
     /// assert_eq!(cache.get(&key, || unreachable!("it is there"))?, [1, 2, 3]);
+    /// assert!(cache.holds(&key));
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn get(&self, key: &Key, compile: impl FnOnce() -> Result<Vec<u8>>) -> Result<Vec<u8>> {
@@ -91,6 +92,11 @@ impl CubinCache {
         // Failure to write the cache is not an error.
         let _ = self.store(&path, &bytes);
         Ok(bytes)
+    }
+
+    /// Whether there is a whole entry of `key`.
+    pub fn holds(&self, key: &Key) -> bool {
+        read_entry(&self.folder.join(key.name())).is_some()
     }
 
     fn store(&self, path: &Path, bytes: &[u8]) -> std::io::Result<()> {

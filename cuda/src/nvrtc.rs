@@ -24,6 +24,20 @@ impl std::fmt::Display for Architecture {
     }
 }
 
+impl std::str::FromStr for Architecture {
+    type Err = Error;
+
+    /// Reads a compute capability, such as `9.0`.
+    fn from_str(text: &str) -> Result<Architecture> {
+        let numbers = text.split_once('.').map(|(major, minor)| (major.parse(), minor.parse()));
+        let Some((Ok(major), Ok(minor))) = numbers else {
+            let message = format!("'{text}' is no compute capability, such as 9.0");
+            return Err(Error::new("architecture", message));
+        };
+        Ok(Architecture { major, minor })
+    }
+}
+
 /// A compiled module, with the compiler's log.
 #[derive(Debug, Clone)]
 pub struct Cubin {

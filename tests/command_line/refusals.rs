@@ -164,6 +164,7 @@ fn bad_input_gets_one_clear_line() {
         ),
         (&["train", "--data", "text.txt", "--device", "cuda:99"], 2, &["cuda:99", "doctor"]),
         (&["generate", "--load", "run", "--device", "cuda:99"], 2, &["cuda:99", "doctor"]),
+        (&["doctor", "--compile-kernels", "9.0,90"], 2, &["'90'", "such as 9.0"]),
         (&["bench", "--device", "gpu"], 2, &["'gpu'", "cpu, cuda or cuda:N"]),
         (&["train", "--data", "text.txt", "--save", "/proc/run"], 1, &["/proc/run"]),
         (&["train", "--load", "run", "--hidden-size", "32"], 2, &["16", "32"]),

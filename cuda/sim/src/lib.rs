@@ -159,11 +159,12 @@ pub fn library(name: &str, source: &str, options: &[&str]) -> PathBuf {
     library
 }
 
-/// The folder of g++'s outputs, in the build folder of the test that runs.
+/// The folder of g++'s outputs, in the nearest `tmp` above the program that runs: the one that cargo makes in its build folder
+/// for tests, else the system's.
 fn built() -> PathBuf {
     let program = std::env::current_exe().unwrap();
-    let target = program.ancestors().find(|folder| folder.join("CACHEDIR.TAG").exists());
-    target.unwrap_or(&std::env::temp_dir()).join("tmp/stand-in")
+    let near = program.ancestors().map(|folder| folder.join("tmp")).find(|tmp| tmp.is_dir());
+    near.unwrap_or_else(std::env::temp_dir).join("stand-in")
 }
 
 fn root() -> &'static Path {

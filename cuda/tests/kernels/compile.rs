@@ -1,7 +1,7 @@
 //! Compiles every kernel, for every element type, to machine code for one generation of GPUs, and for bf16 for three. All
 //! numbers must be in registers, but for the kernels of a list, and what else the machine code is stands in a table.
 
-use ferrotron_cuda::compile::cubin;
+use ferrotron_cuda::compile::{all_cubins, cubin};
 use ferrotron_cuda::cubin_cache::CubinCache;
 use ferrotron_cuda::kernels::{self, ElementType, FILES, KernelSource};
 use ferrotron_cuda::library::Search;
@@ -239,4 +239,9 @@ fn a_cubin_is_compiled_once_and_an_error_shows_the_line() {
         cubin(&nvrtc, &cache, (&wrong, ElementType::F32, ""), ARCHITECTURES[0]).unwrap_err();
     assert!(error.to_string().contains("\"nothing\" is undefined"), "{error}");
     assert_eq!(entries(), ARCHITECTURES.len());
+    // All of them are wanted to be kept.
+    let nowhere = CubinCache::new("/dev/null/cubin");
+    let all = (&nvrtc, &nowhere, &kernel_rows()[..]);
+    let error = all_cubins(all, &ARCHITECTURES[..1], 1, &|_, _| ()).unwrap_err();
+    assert!(error.to_string().contains("cannot be kept in '/dev/null/cubin'"), "{error}");
 }

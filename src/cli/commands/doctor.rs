@@ -1,22 +1,35 @@
 //! `ferrotron doctor`.
 
 use clap::Args;
-use ferrotron::Result;
+use ferrotron::cuda::compile::all_cubins;
 use ferrotron::cuda::cubin_cache::CubinCache;
 use ferrotron::cuda::library::{Kind, Search};
+use ferrotron::cuda::nvrtc::{Architecture, Nvrtc};
 use ferrotron::cuda::probe::{Probe, probe};
 use ferrotron::tensor::gemm::{InstructionSets, instruction_sets};
+use ferrotron::tensor::ops::table::kernel_rows;
+use ferrotron::{Error, Result};
 use serde_json::{Value, json};
 use std::fmt::Write;
 use std::process::ExitCode;
+use std::sync::Mutex;
 
 use crate::cli::output;
+use crate::cli::progress::CountProgress;
 
 #[derive(Debug, Args)]
 pub struct DoctorArgs {
     /// Print one JSON object
     #[arg(long)]
     json: bool,
+    /// Compile all kernels for GPUs of these compute capabilities, such as 9.0, so that the first runs find them: takes
+    /// minutes, and NVRTC, but no GPU
+    #[arg(long, value_name = "CAPABILITY", value_delimiter = ',', value_parser = capability)]
+    compile_kernels: Vec<Architecture>,
+}
+
+fn capability(text: &str) -> std::result::Result<Architecture, String> {
+    text.parse().map_err(|error: ferrotron::cuda::Error| error.context().to_string())
 }
 
 /// Prints the instruction sets of the processor, and the GPUs with their memory. For GPUs it adds the libraries with
@@ -31,7 +44,32 @@ pub fn doctor(args: &DoctorArgs) -> Result<ExitCode> {
         output::print(&processor(&instruction_sets()));
         output::print(&text(&found, &search, &cache));
     }
+    if !args.compile_kernels.is_empty() {
+        compile_kernels(&search, &cache, &args.compile_kernels).map_err(Error::from_gpu)?;
+    }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Fills the cache of compiled kernels.
+fn compile_kernels(
+    search: &Search,
+    cache: &CubinCache,
+    architectures: &[Architecture],
+) -> ferrotron::cuda::Result<()> {
+    let nvrtc = Nvrtc::load(search)?;
+    let threads = std::thread::available_parallelism().map_or(1, |count| count.get());
+    let progress = Mutex::new(None);
+    let done = |done: usize, all: usize| {
+        let mut progress = progress.lock().unwrap_or_else(|held| held.into_inner());
+        progress.get_or_insert_with(|| CountProgress::new("kernels", all as u64)).show(done as u64);
+    };
+    let count = all_cubins((&nvrtc, cache, &kernel_rows()), architectures, threads, &done)?;
+    if let Some(progress) = progress.into_inner().unwrap_or_else(|held| held.into_inner()) {
+        progress.finish();
+    }
+    let names: Vec<_> = architectures.iter().map(Architecture::to_string).collect();
+    output::note(&format!("{count} files of kernels are compiled for {}", names.join(", ")));
+    Ok(())
 }
 
 /// The line about the processor, and one about what it is refused.
