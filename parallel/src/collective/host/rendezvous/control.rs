@@ -24,6 +24,7 @@ use tokio::task::spawn_local;
 use tokio::time::{Instant, timeout, timeout_at};
 
 use super::super::runtime::census::{Census, Query};
+use super::super::runtime::diagnosis::OTHERS_FIRST;
 use super::super::runtime::watched::Watched;
 use super::super::runtime::world_health::{Answer, Entry, Reply, WorldHealth};
 use super::super::transport::connect::GroupId;
@@ -242,8 +243,11 @@ impl Control {
         question
     }
 
-    /// Takes leave: says goodbye when all ranks below have, at most after `limit`.
+    /// Takes leave: says goodbye when all ranks below have. Those that wait in vain in a call of at most `limit` have then found
+    /// out why, for which they need this rank.
     pub async fn leave(&self, limit: Duration) {
+        let limit =
+            limit.saturating_add(limit / OTHERS_FIRST).saturating_add(self.longest_census());
         if self.shared.check().is_err() {
             self.tell_failure();
         } else {

@@ -13,7 +13,7 @@ use crate::collective::host::silence::{blame, list};
 const GRACE: Duration = Duration::from_millis(300);
 
 /// Parts of the timeout, for one of which a call waits whose missing ranks wait for others.
-const OTHERS_FIRST: u32 = 8;
+pub const OTHERS_FIRST: u32 = 8;
 
 impl GroupTask {
     /// The entries that single ranks, by their numbers in the world, must have made for a call to end.

@@ -3,7 +3,7 @@
 pub(super) mod awake;
 pub(super) mod block_on;
 pub(super) mod census;
-mod diagnosis;
+pub(super) mod diagnosis;
 pub(super) mod group_task;
 pub(super) mod progress;
 pub(super) mod queue;

@@ -79,6 +79,11 @@ impl Control {
         NEAREST + LEVEL * levels as u32
     }
 
+    /// Longest time that a census takes.
+    pub(super) fn longest_census(&self) -> Duration {
+        NEAREST + LEVEL * 2 * tree::depth(self.size) as u32
+    }
+
     /// Asks a neighbour, unless it is being asked the same.
     fn count_behind(&self, peer: usize, query: &Option<Query>) -> oneshot::Receiver<Census> {
         let (sender, receiver) = oneshot::channel();

@@ -1,6 +1,6 @@
 //! Seeds that are tried with every change, and as many more as one asks for.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 
 use super::faults::Scenario;
 use super::job::{End, Outcome, run};
@@ -24,25 +24,28 @@ fn tried(seed: u64) -> Option<String> {
     Some(report)
 }
 
+/// Seeds that have broken a rule, which was a fault of the protocol. 61069: a rank that had ended its program took leave at the
+/// moment when the calls of those below it were over, so that these could not find the rank that was stopped.
+const BROKEN_ONCE: [u64; 1] = [61069];
+
 /// Seeds of a run: `FERROTRON_SEEDS=FIRST..END`, or a few.
-fn seeds() -> std::ops::Range<u64> {
-    let Ok(text) = std::env::var("FERROTRON_SEEDS") else { return 0..300 };
+fn seeds() -> Vec<u64> {
+    let Ok(text) = std::env::var("FERROTRON_SEEDS") else {
+        return (0..300).chain(BROKEN_ONCE).collect();
+    };
     let (first, end) = text.split_once("..").expect("FERROTRON_SEEDS=FIRST..END");
-    first.parse().expect("a number")..end.parse().expect("a number")
+    (first.parse().expect("a number")..end.parse().expect("a number")).collect()
 }
 
 #[test]
 fn ranks_keep_all_rules_whatever_goes_wrong() {
     let (seeds, threads) = (seeds(), std::thread::available_parallelism().map_or(1, |n| n.get()));
-    let (next, is_broken) = (AtomicU64::new(seeds.start), AtomicBool::new(false));
+    let (next, is_broken) = (AtomicUsize::new(0), AtomicBool::new(false));
     std::thread::scope(|scope| {
         for _ in 0..threads {
             scope.spawn(|| {
                 while !is_broken.load(Relaxed) {
-                    let seed = next.fetch_add(1, Relaxed);
-                    if seed >= seeds.end {
-                        return;
-                    }
+                    let Some(&seed) = seeds.get(next.fetch_add(1, Relaxed)) else { return };
                     if let Some(what) = tried(seed) {
                         eprintln!("{what}");
                         is_broken.store(true, Relaxed);
