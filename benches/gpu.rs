@@ -2,6 +2,10 @@
 //! `scripts/gpu-check` runs it; without a GPU it says so and ends.
 //!
 //! Sizes are those of GPT-2 124M with 32 sequences of 1024 tokens, and 8192 for the product.
+//! `cargo bench --bench gpu -- algorithms NAME WIDTH TOKENS VOCABULARY` times the algorithms for products of a model instead.
+
+#[path = "gpu/algorithms.rs"]
+mod algorithms;
 
 use ferrotron::cuda::gpu::GpuConfig;
 use ferrotron::tensor::ops::adamw::{AdamW, adamw};
@@ -14,7 +18,7 @@ use ferrotron::tensor::ops::random::normal;
 use ferrotron::tensor::ops::rounded::Rounded;
 use ferrotron::tensor::ops::step::{DeviceStepParams, StepParams};
 use ferrotron::tensor::{RandomKey, ShardSpec};
-use ferrotron::{DType, Device, Result, Tensor};
+use ferrotron::{DType, Device, Error, Result, Tensor};
 use std::time::Instant;
 
 /// Seconds that a measurement takes at least.
@@ -28,6 +32,17 @@ fn main() -> Result<()> {
             return Ok(());
         }
     };
+    let words: Vec<String> = std::env::args().skip(1).filter(|word| word != "--bench").collect();
+    if let [what, model, numbers @ ..] = &words[..]
+        && what == "algorithms"
+    {
+        let number = |i: usize| numbers.get(i).and_then(|word| word.parse().ok());
+        let (Some(width), Some(tokens), Some(vocabulary)) = (number(0), number(1), number(2))
+        else {
+            return Err(Error::config("gpu", "algorithms needs NAME WIDTH TOKENS VOCABULARY"));
+        };
+        return algorithms::algorithms(model, width, tokens, vocabulary);
+    }
     copies(&device)?;
     products(&device)?;
     attentions(&device)?;

@@ -32,6 +32,7 @@ use crate::{Error, Result};
 use functions::Functions;
 use handle::Handle;
 use plan::{MatmulPlan, Shape};
+use types::cublasLtMatmulAlgo_t;
 
 /// A cuBLASLt handle of one GPU, for products that run sequentially.
 #[derive(Debug)]
@@ -119,23 +120,48 @@ impl CublasLt {
     pub(crate) unsafe fn run(&self, stream: &Stream, product: &Matmul) -> Result<()> {
         let Some(library) = &self.library else { return Ok(()) };
         self.planned(library, product, |plan| {
-            let plan = plan.ok_or_else(|| {
-                let message =
-                    format!("cuBLASLt has no algorithm for {}", Shape::from_matmul(product));
-                Error::new("matmul", message)
-            })?;
+            let plan = plan.ok_or_else(|| no_algorithm(product))?;
             // SAFETY: the caller's promise.
-            unsafe { self.run_planned(library, stream, product, plan) }
+            unsafe { self.run_planned(library, stream, product, (plan, &plan.algorithms()[0])) }
         })
     }
 
-    /// Like [`CublasLt::run`], with the product's plan.
+    /// Seconds that a product takes with each algorithm that cuBLASLt offers, in its order: the first is that of
+    /// [`CublasLt::run`]. Each runs `calls` times behind a first time.
+    ///
+    /// Errors if there is none.
+    ///
+    /// # Safety
+    /// As [`CublasLt::run`].
+    pub(crate) unsafe fn time_algorithms(
+        &self,
+        stream: &Stream,
+        product: &Matmul,
+        calls: usize,
+    ) -> Result<Vec<f64>> {
+        let Some(library) = &self.library else { return Ok(Vec::new()) };
+        self.planned(library, product, |plan| {
+            let plan = plan.ok_or_else(|| no_algorithm(product))?;
+            let timed = plan.algorithms().iter().map(|algorithm| {
+                // SAFETY: the caller's promise.
+                let run =
+                    || unsafe { self.run_planned(library, stream, product, (plan, algorithm)) };
+                run()?;
+                let start = stream.moment()?;
+                (0..calls).try_for_each(|_| run())?;
+                Ok(stream.moment()?.seconds_since(&start)? / calls as f64)
+            });
+            timed.collect()
+        })
+    }
+
+    /// Like [`CublasLt::run`], with the product's plan and one of its algorithms.
     unsafe fn run_planned(
         &self,
         library: &Handle,
         stream: &Stream,
         product: &Matmul,
-        plan: &MatmulPlan,
+        (plan, algorithm): (&MatmulPlan, &cublasLtMatmulAlgo_t),
     ) -> Result<()> {
         let Handle { functions, raw, .. } = library;
         plan.point_at(functions, &product.epilogue)?;
@@ -159,7 +185,7 @@ impl CublasLt {
                 plan.out(),
                 out,
                 plan.out(),
-                plan.algorithm(),
+                algorithm,
                 self.workspace.base() as *mut c_void,
                 self.workspace.len(),
                 stream.handle(),
@@ -169,6 +195,11 @@ impl CublasLt {
             Error::new("matmul", format!("{}: {}", Shape::from_matmul(product), error.context()))
         })
     }
+}
+
+fn no_algorithm(product: &Matmul) -> Error {
+    let message = format!("cuBLASLt has no algorithm for {}", Shape::from_matmul(product));
+    Error::new("matmul", message)
 }
 
 fn workspace_bytes(context: &Context) -> usize {

@@ -208,6 +208,18 @@ impl Gpu {
         unsafe { self.products.run(&self.compute, product) }
     }
 
+    /// Seconds that a product takes with each algorithm that cuBLASLt offers, those first that it takes for the fastest: a
+    /// mean over `calls`. The first is that of [`Gpu::product`]. A fake GPU has none.
+    ///
+    /// Errors if cuBLASLt has no algorithm for it.
+    ///
+    /// # Safety
+    /// As [`Gpu::product`].
+    pub unsafe fn time_algorithms(&self, product: &Matmul, calls: usize) -> Result<Vec<f64>> {
+        // SAFETY: the caller's promise; all products use this stream.
+        unsafe { self.products.time_algorithms(&self.compute, product, calls) }
+    }
+
     /// The cuBLASLt handle.
     pub fn products(&self) -> &CublasLt {
         &self.products

@@ -230,3 +230,21 @@ fn sums_of_rows_come_with_a_product_and_are_never_added_to() -> Result<()> {
     }
     Ok(())
 }
+
+/// Each algorithm that cuBLASLt offers is timed, and the product is computed.
+#[test]
+fn all_algorithms_of_a_product_are_timed() -> Result<()> {
+    let Some(bench) = Bench::new(stand_in::gpu("all_algorithms_of_a_product_are_timed"))? else {
+        return Ok(());
+    };
+    let product = bench.product();
+    // SAFETY: all matrices are within the memory, which is used in this stream alone.
+    let seconds = unsafe { bench.gpu.time_algorithms(&product, 3) }?;
+    assert!(!seconds.is_empty() && seconds.iter().all(|&one| one >= 0.0), "{seconds:?}");
+    assert_eq!(bench.numbers(product.out.address)?, [55.0, 58.0, 127.0, 134.0]);
+    assert_eq!(bench.gpu.products().searches(), 1);
+    let impossible = Matmul { operands: ElementType::I64, ..product };
+    // SAFETY: as above.
+    assert!(unsafe { bench.gpu.time_algorithms(&impossible, 1) }.is_err());
+    Ok(())
+}

@@ -20,6 +20,8 @@ MODELS = {
     "1.7B": (24, 2304, 24, 2048, 8, 0.60),
 }
 TINY = {name: (1, 32, 2, 16, 1, 0.0) for name in MODELS}
+# GPT-2's 50,257, padded.
+VOCABULARY = 50_304
 # Our tokens per second over those of compiled PyTorch, at least.
 LEAST_RATIO = 1.15
 # Tests of an H200's 16 cores at once, each with its own kernels to compile.
@@ -51,6 +53,8 @@ class Stages:
     def b(self):
         """Kernels and products beside what the GPU can do, and the larger models."""
         self.checks.once("kernels", self.kernels)
+        for name in self.models:
+            self.checks.once(f"algorithms {name}", lambda: self.algorithms(name))
         for name in ("1.7B", "1558M"):
             self.checks.once(f"step {name}", lambda: self.step(name))
             self.checks.once(f"profile {name}", lambda: self.profile(name))
@@ -169,6 +173,16 @@ class Stages:
         for number in objects(self.checks.run("kernels", [self.here / "kernels", "--bench"], 300)[0]):
             self.checks.number(number["name"], number)
             self.checks.row(number["name"], f"{number['value']:.1f}", number["unit"])
+
+    def algorithms(self, name):
+        """Every algorithm that cuBLASLt offers for the products of a step: the first, which is used, and the best."""
+        _, width, _, length, batch, _ = self.models[name]
+        words = [name, width, batch * length, 128 if self.dry else VOCABULARY]
+        for number in objects(self.checks.run(f"algorithms {name}", [self.here / "kernels", "algorithms", *words], 120)[0]):
+            self.checks.number(number["name"], number)
+            first, best, count = number["value"], number["best"], len(number["algorithms"])
+            fused = "" if number["fused"] else ", its epilogue refused"
+            self.checks.row(number["name"], f"{first:.1f}", f"TFLOP/s, best of {count} {best:.1f}{fused}")
 
     def attention(self):
         device = "cpu" if self.dry else "cuda"

@@ -1,4 +1,4 @@
-//! Plans of matrix products: cuBLASLt's descriptors for a kind of product, and the algorithm that it chose.
+//! Plans of matrix products: cuBLASLt's descriptors for a kind of product, and the algorithms that it offers.
 
 use bytemuck::NoUninit;
 use std::ptr;
@@ -21,7 +21,7 @@ use crate::{Error, Result};
 /// choice of algorithm, and thus the last bits of results, would depend on where memory happens to be allocated.
 const ALIGNMENT: u64 = 16;
 
-/// Number of algorithms requested. They are sorted best first, and the first usable one is taken.
+/// Number of algorithms requested. cuBLASLt sorts them by its estimate, best first, and the first usable one is taken.
 const CANDIDATES: usize = 8;
 
 /// Required multiple of the leading dimension of GELU's input ("CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD").
@@ -121,18 +121,18 @@ fn alignment(address: u64) -> u64 {
 type MatrixLayout = Owned<cublasLtMatrixLayout_t, LayoutAttribute>;
 type Preference = Owned<cublasLtMatmulPreference_t, PreferenceAttribute>;
 
-/// The descriptors and the algorithm of a kind of product.
+/// The descriptors of a kind of product, and its algorithms, of which the first is used.
 #[derive(Debug)]
 pub(super) struct MatmulPlan {
     operation: Owned<cublasLtMatmulDesc_t, OperationAttribute>,
     left: MatrixLayout,
     right: MatrixLayout,
     out: MatrixLayout,
-    algorithm: cublasLtMatmulAlgo_t,
+    algorithms: Vec<cublasLtMatmulAlgo_t>,
 }
 
 impl MatmulPlan {
-    /// Lets cuBLASLt choose an algorithm that needs at most `workspace` bytes; `None` if there is none. The addresses
+    /// Lets cuBLASLt choose algorithms that need at most `workspace` bytes; `None` if there is none. The addresses
     /// of `epilogue` have the same alignment as later ones.
     pub(super) fn new(
         library: &Handle,
@@ -144,8 +144,8 @@ impl MatmulPlan {
             return Ok(None);
         }
         let plan = MatmulPlan::describe(&library.functions, shape, epilogue)?;
-        let found = plan.search(library, shape, workspace)?;
-        Ok(found.map(|algorithm| MatmulPlan { algorithm, ..plan }))
+        let algorithms = plan.search(library, shape, workspace)?;
+        Ok((!algorithms.is_empty()).then_some(MatmulPlan { algorithms, ..plan }))
     }
 
     /// The descriptors, without an algorithm.
@@ -186,7 +186,7 @@ impl MatmulPlan {
             left: layout(shape.operands, (m, k), left)?,
             right: layout(shape.operands, (k, n), right)?,
             out: layout(shape.result, (m, n), out)?,
-            algorithm: cublasLtMatmulAlgo_t { data: [0; 8] },
+            algorithms: Vec::new(),
         };
         // The alignment of the addresses matters ("cublasLtMatmulDescAttributes_t").
         plan.point_at(functions, epilogue)?;
@@ -198,7 +198,7 @@ impl MatmulPlan {
         library: &Handle,
         shape: &Shape,
         workspace: usize,
-    ) -> Result<Option<cublasLtMatmulAlgo_t>> {
+    ) -> Result<Vec<cublasLtMatmulAlgo_t>> {
         let functions = &library.functions;
         let preference = preference(functions, shape, workspace)?;
         let unknown = Candidate {
@@ -229,16 +229,16 @@ impl MatmulPlan {
         // without an epilogue.
         let plain = shape.epilogue == cublasLtEpilogue_t::CUBLASLT_EPILOGUE_DEFAULT;
         match status {
-            NOT_SUPPORTED => return Ok(None),
-            INVALID_VALUE if !plain => return Ok(None),
+            NOT_SUPPORTED => return Ok(Vec::new()),
+            INVALID_VALUE if !plain => return Ok(Vec::new()),
             _ => {}
         }
         functions
             .check("cublasLtMatmulAlgoGetHeuristic", status)
             .map_err(|error| Error::new("matmul", format!("{shape}: {}", error.context())))?;
-        let mut found = found[..(count as usize).min(CANDIDATES)].iter();
-        let possible = found.find(|found| found.state == SUCCESS);
-        Ok(possible.map(|found| found.algorithm))
+        let found = found[..(count as usize).min(CANDIDATES)].iter();
+        let possible = found.filter(|found| found.state == SUCCESS);
+        Ok(possible.map(|found| found.algorithm).collect())
     }
 
     /// Sets the addresses of the next product's epilogue in the descriptor.
@@ -271,8 +271,9 @@ impl MatmulPlan {
         self.out.raw
     }
 
-    pub(super) fn algorithm(&self) -> &cublasLtMatmulAlgo_t {
-        &self.algorithm
+    /// The algorithms, those first that cuBLASLt takes for the fastest.
+    pub(super) fn algorithms(&self) -> &[cublasLtMatmulAlgo_t] {
+        &self.algorithms
     }
 }
 
