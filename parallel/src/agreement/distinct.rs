@@ -201,7 +201,7 @@ mod tests {
                 let own = [(0, "a".repeat(50)), (1, "b".repeat(50)), (100 + rank, "c".repeat(50))];
                 let concerned = |(number, _): &(usize, String)| match number.checked_sub(100) {
                     Some(owner) => Ok([1, 2].map(|d| (owner + d) % size).map(|r| r..r + 1).into()),
-                    None => Ok(vec![0..size]),
+                    None => Ok(std::iter::once(0..size).collect()),
                 };
                 let told = tell_distinct(&group, &own, concerned)?;
                 let mut told: Vec<(usize, usize)> = told
