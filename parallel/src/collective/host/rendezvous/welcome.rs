@@ -82,7 +82,7 @@ impl<'a> Welcome<'a> {
     ) -> Result<()> {
         while !self.missing.is_empty() {
             let arrival = tokio::select! {
-            biased;
+                biased;
                 arrival = timeout_at(deadline, self.arrivals.recv()) => arrival,
                 () = self.shared.failed() => Ok(None),
             };
@@ -220,7 +220,7 @@ async fn all_connected(
     // At the deadline others know better which of their children have not come.
     let deadline = deadline(limit).min(joined + PAUSE * 40);
     let met = tokio::select! {
-            biased;
+        biased;
         met = control.meet_all(deadline) => met,
         () = shared.failed() => return Err(reason(shared)),
     };
