@@ -54,11 +54,12 @@ type Table = BTreeMap<String, Ranks>;
 /// use ferrotron_parallel::agreement::gather_distinct;
 /// use ferrotron_parallel::collective::{WorldConfig, run_threads};
 /// let found = run_threads(6, &WorldConfig::default(), |world| {
-///     let found = gather_distinct(&world.everyone()?, &[world.rank() % 2])?;
-///     Ok(found.iter().map(|(value, ranks)| (*value, ranks.iter().collect())).collect())
+///     gather_distinct(&world.everyone()?, &[world.rank() % 2])
 /// });
 /// for found in found {
-///     assert_eq!(found?, [(0, vec![0, 2, 4]), (1, vec![1, 3, 5])]);
+///     let [(0, even), (1, odd)] = &found?[..] else { panic!("two values") };
+///     assert_eq!(even.iter().collect::<Vec<_>>(), [0, 2, 4]);
+///     assert_eq!(odd.iter().collect::<Vec<_>>(), [1, 3, 5]);
 /// }
 /// # Ok::<(), ferrotron_tensor::Error>(())
 /// ```
