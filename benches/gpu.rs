@@ -1,7 +1,8 @@
 //! Times kernels of a GPU at sizes that fill it: one JSON line each, with the share of the hardware's limit.
 //! `scripts/gpu-check` runs it; without a GPU it says so and ends.
 //!
-//! Sizes are those of GPT-2 124M with 32 sequences of 1024 tokens, and 8192 for the product.
+//! Sizes are those of GPT-2 124M with 32 sequences of 1024 tokens, 8192 for the product, and of three more models for attention.
+//! Words are kinds of kernels, such as `attentions`; all without one.
 //! `cargo bench --bench gpu -- algorithms NAME WIDTH TOKENS VOCABULARY` times the algorithms for products of a model instead.
 
 #[path = "gpu/algorithms.rs"]
@@ -43,11 +44,16 @@ fn main() -> Result<()> {
         };
         return algorithms::algorithms(model, width, tokens, vocabulary);
     }
-    copies(&device)?;
-    products(&device)?;
-    attentions(&device)?;
-    norms(&device)?;
-    optimizer(&device)
+    let groups: [(&str, fn(&Device) -> Result<()>); 5] = [
+        ("copies", copies),
+        ("products", products),
+        ("attentions", attentions),
+        ("norms", norms),
+        ("optimizer", optimizer),
+    ];
+    let wanted =
+        groups.iter().filter(|(name, _)| words.is_empty() || words.iter().any(|it| it == name));
+    wanted.map(|(_, group)| group(&device)).collect()
 }
 
 fn random(device: &Device, dims: &[usize]) -> Result<Tensor> {
@@ -117,14 +123,16 @@ fn products(device: &Device) -> Result<()> {
 }
 
 fn attentions(device: &Device) -> Result<()> {
-    for (batch, positions, heads, width) in [(32, 1024, 12, 64), (8, 2048, 16, 128)] {
+    for (batch, positions, heads, width) in
+        [(32, 1024, 12, 64), (16, 1024, 25, 64), (8, 2048, 24, 96), (8, 2048, 16, 128)]
+    {
         let packed = random(device, &[batch, positions, 3 * heads * width])?;
         let (q, k, v) = split_packed(&packed, heads, heads)?;
         let config = AttentionConfig::causal(width);
         let (out, lse) = attention(&q, &k, &v, &config)?;
         // Two products of the lower triangle; backward has five.
         let product = (batch * heads * positions * positions * width) as f64;
-        let name = format!("attention {positions} x {width}");
+        let name = format!("attention {batch} x {positions} x {heads} x {width}");
         report(device, &format!("{name} forward"), teraflops(2.0 * product), || {
             attention(&q, &k, &v, &config).map(drop)
         })?;

@@ -46,6 +46,7 @@ def main():
     if args.device == "cpu":  # whether this program works, not how fast
         shapes, backends = [(1, 64, 2, 16)], {"math": SDPBackend.MATH}
     for batch, positions, heads, width in shapes:
+        shape = f"{batch} x {positions} x {heads} x {width}"
         q, k, v = (torch.randn(batch, heads, positions, width, device=args.device, dtype=torch.bfloat16,
                                requires_grad=True) for _ in range(3))
         product = batch * heads * positions * positions * width
@@ -58,10 +59,10 @@ def main():
                     forward = seconds(args.device, attend, args.repeat)
                     both = seconds(args.device, lambda: torch.autograd.grad(attend(), (q, k, v), dout), args.repeat)
             except RuntimeError as error:
-                print(f"{name} {positions} x {width}: {str(error).splitlines()[0]}", file=sys.stderr)
+                print(f"{name} {shape}: {str(error).splitlines()[0]}", file=sys.stderr)
                 continue
             for step, products, time in (("forward", 2, forward), ("backward", 5, both - forward)):
-                print(json.dumps({"name": f"{name} {positions} x {width} {step}", "seconds": time, "unit": "TFLOP/s",
+                print(json.dumps({"name": f"{name} {shape} {step}", "seconds": time, "unit": "TFLOP/s",
                                   "value": products * product / max(time, 1e-9) / 1e12}), flush=True)
 
 

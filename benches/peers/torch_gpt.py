@@ -85,6 +85,9 @@ class Gpt(nn.Module):
         x = self.wte(tokens) + self.wpe.weight[: tokens.shape[1]]
         for block in self.blocks:
             x = block(x)
+        return self.loss(x, targets, reduction)
+
+    def loss(self, x, targets, reduction):
         logits = functional.linear(self.norm_f(x), self.wte.weight)
         return functional.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), reduction=reduction)
 
@@ -116,7 +119,7 @@ def arguments():
     parser.add_argument("--instruction-set", choices=["avx2"], help="let PyTorch, MKL and oneDNN use no better one")
     parser.add_argument("--compile", action="store_true", help="run the model through torch.compile")
     parser.add_argument("--compile-blocks", action="store_true",
-                        help="compile one block, which all share, and the rest: much sooner than 48 blocks at once")
+                        help="compile one block, which all share, and the head with the loss: much sooner than 48 blocks at once")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", choices=["f32", "bf16"], default="f32", help="bf16: autocast, f32 weights")
     return parser.parse_args()
@@ -137,6 +140,7 @@ def main():
     if args.compile_blocks:
         for block in model.blocks:
             block.compile()
+        model.loss = torch.compile(model.loss)
     cast = torch.autocast(args.device.split(":")[0], torch.bfloat16, enabled=args.dtype == "bf16")
 
     def finish():

@@ -9,9 +9,9 @@ def report(checks):
     facts = checks.facts
     lines = [f"# {facts.get('gpu') or 'no GPU'}", "", f"Commit {facts.get('commit')}.", ""]
     failed = checks.failed()
-    ok = sum(result == "ok" for _, result, _ in checks.rows)
+    ok = sum(result == "ok" for _, result, *_ in checks.rows)
     lines += [f"{ok} ok, {len(failed)} failed.", "", "| check | result | |", "|---|---|---|"]
-    lines += [f"| {name} | {result} | {detail} |" for name, result, detail in checks.rows]
+    lines += [f"| {name} | {result} | {detail} |" for name, result, detail, _ in checks.rows]
     profiles = {name: value for name, value in checks.numbers.items() if name.startswith("profile ")}
     for name, profile in profiles.items():
         lines += ["", *table(name, profile)]

@@ -1,4 +1,4 @@
-"""Runs checks within a budget of seconds, and keeps every result as soon as it is there."""
+"""Runs checks within a budget of seconds, and keeps every result as soon as it is there: its rows, its numbers, its log."""
 import concurrent.futures
 import datetime
 import json
@@ -14,6 +14,8 @@ import traceback
 
 # Bytes of a log that are kept: its beginning and its end.
 LOG_BYTES = 200_000
+LOGS = "logs.tar.gz"
+ROW = ("name", "result", "detail", "check")
 
 
 class OutOfBudget(Exception):
@@ -21,22 +23,22 @@ class OutOfBudget(Exception):
 
 
 class Checks:
-    """The results so far: rows of what was checked, and numbers by name."""
+    """The results so far: rows of name, result, detail and the check that they belong to, and numbers by name."""
 
     def __init__(self, out, budget, resume, facts):
         self.out, self.facts = out, facts
         self.end = time.monotonic() + budget if budget else None
-        self.rows, self.numbers, self.done = [], {}, set()
-        self.lock = threading.Lock()
+        self.rows, self.numbers, self.done, self.check = [], {}, set(), ""
+        self.lock, self.running = threading.Lock(), set()
         out.mkdir(parents=True, exist_ok=True)
         (out / "logs").mkdir(exist_ok=True)
         if resume and (out / "results.json").exists():
             known = json.loads((out / "results.json").read_text())
-            rows = [[row["name"], row["result"], row["detail"]] for row in known["checks"]]
-            self.rows = [row for row in rows if row[0] != "budget" and row[1] != "not all"]
             self.numbers, self.done = known["numbers"], set(known["done"])
-            if (out / "logs.tar.xz").exists():
-                with tarfile.open(out / "logs.tar.xz") as archive:
+            rows = [[row[part] for part in ROW] for row in known["checks"]]
+            self.rows = [row for row in rows if row[-1] in self.done]  # the others come again
+            if (out / LOGS).exists():
+                with tarfile.open(out / LOGS) as archive:
                     archive.extractall(out, filter="data")
 
     def left(self, limit):
@@ -52,6 +54,7 @@ class Checks:
         """Does a check unless an earlier run has: --resume."""
         if name in self.done:
             return
+        self.check = name
         try:
             check()
         except OutOfBudget:
@@ -61,12 +64,13 @@ class Checks:
             self.row(name, f"FAILED ({type(error).__name__}: {error})", f"{at.filename}:{at.lineno}")
         with self.lock:
             self.done.add(name)
+        self.check = ""
         self.save()
         self.pack()
 
     def row(self, name, result, detail=""):
         with self.lock:
-            self.rows.append([name, result, detail])
+            self.rows.append([name, result, detail, self.check])
         print(f"{name}: {result} ({detail})", flush=True)
         self.save()
 
@@ -87,6 +91,7 @@ class Checks:
             except OSError as error:
                 self.row(name, f"FAILED ({error})", log.name)
                 return "", False
+            self.running.add(process)
             try:
                 output, _ = process.communicate(timeout=limit)
                 code = process.returncode
@@ -94,6 +99,11 @@ class Checks:
                 os.killpg(process.pid, signal.SIGKILL)
                 output, _ = process.communicate()
                 code = f"no end after {limit:.0f} s"
+            except BaseException:
+                self.kill()
+                raise
+            finally:
+                self.running.discard(process)
         output = output.decode(errors="replace")
         self.keep(log, command, output)
         if code != 0 and limit < wanted and time.monotonic() - start >= limit:
@@ -102,6 +112,12 @@ class Checks:
         if not quiet or code != 0:
             self.row(name, "ok" if code == 0 else f"FAILED ({code})", f"{took:.1f} s, {log.name}")
         return output, code == 0
+
+    def kill(self):
+        """Ends what runs: these are sessions of their own, which hear nothing of Ctrl-C."""
+        for process in list(self.running):
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
 
     def keep(self, log, command, output):
         """Puts a command, its output and its errors into its log, without the middle of a long one."""
@@ -134,10 +150,16 @@ class Checks:
 
         try:
             with concurrent.futures.ThreadPoolExecutor(at_once) as pool:
-                for test, well, skips in pool.map(one, tests):
-                    failed += [] if well else [test]
-                    skipped += skips
-                    ended += 1
+                try:
+                    for test, well, skips in pool.map(one, tests):
+                        failed += [] if well else [test]
+                        skipped += skips
+                        ended += 1
+                except BaseException as error:
+                    pool.shutdown(wait=False, cancel_futures=True)
+                    if not isinstance(error, OutOfBudget):
+                        self.kill()
+                    raise
         finally:
             took = time.monotonic() - start
             detail = f"{ended - len(failed)} of {len(tests)} tests, {skipped} skipped, {took:.1f} s"
@@ -145,14 +167,14 @@ class Checks:
             self.row(name, f"FAILED ({', '.join(failed)})" if failed else well, detail)
 
     def failed(self):
-        return [name for name, result, _ in self.rows if result.startswith("FAILED")]
+        return [name for name, result, *_ in self.rows if result.startswith("FAILED")]
 
     def save(self):
         with self.lock:
             report = {
                 "date": datetime.date.today().isoformat(),
                 **self.facts,
-                "checks": [dict(zip(("name", "result", "detail"), row)) for row in self.rows],
+                "checks": [dict(zip(ROW, row)) for row in self.rows],
                 "numbers": self.numbers,
                 "done": sorted(self.done),
             }
@@ -163,9 +185,9 @@ class Checks:
     def pack(self):
         """Puts all logs into one archive: few files are sooner copied."""
         part = self.out / "logs.tar.part"
-        with tarfile.open(part, "w:xz", preset=1) as archive:
+        with tarfile.open(part, "w:gz") as archive:
             archive.add(self.out / "logs", "logs")
-        part.replace(self.out / "logs.tar.xz")
+        part.replace(self.out / LOGS)
 
 
 def objects(output):

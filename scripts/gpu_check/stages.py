@@ -7,8 +7,12 @@ import subprocess
 
 from .runner import last_object, objects
 
-# NVIDIA's data sheet of the H100 and H200 SXM: dense bf16 TFLOP/s, the denominator of llm.c's MFU.
-PEAK_TFLOPS = 989
+# NVIDIA's data sheets: dense bf16 TFLOP/s, the denominator of llm.c's MFU, by a part of the GPU's name. Those of the H100
+# and H200 SXM unless another is known.
+PEAK_TFLOPS = {"A100": 312, "H100 PCIe": 756, "H100 NVL": 835, "B200": 2250}
+SXM_TFLOPS = 989
+# Libraries without which nothing runs.
+NEEDED = ("libcuda", "libnvrtc", "libcublasLt")
 # With this, several ranks of NCCL may share a GPU, from this version on.
 SHARED_GPU = {"NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_MAX_CTAS": "1", "NCCL_NVLS_ENABLE": "0"}
 SHARED_GPU_SINCE = (2, 30)
@@ -39,8 +43,11 @@ class Stages:
 
     def a(self):
         """Whether it works at all, and where the time of a step goes."""
-        checks, program = self.checks, self.here / "ferrotron"
-        checks.once("doctor", lambda: checks.run("doctor", [program, "doctor"], 60))
+        checks = self.checks
+        checks.once("doctor", self.doctor)
+        if not self.usable():
+            checks.done.discard("doctor")  # --resume looks again
+            return
         # Kernels that these have compiled are found by the tests, each of which must end in a minute.
         checks.once("runs", self.runs)
         checks.once("step 124M", lambda: self.step("124M"))
@@ -52,7 +59,10 @@ class Stages:
 
     def b(self):
         """Kernels and products beside what the GPU can do, and the larger models."""
-        self.checks.once("kernels", self.kernels)
+        if not self.usable():
+            return
+        for group in ("copies", "products", "attentions", "norms", "optimizer"):
+            self.checks.once(f"kernels: {group}", lambda: self.kernels(group))
         for name in self.models:
             self.checks.once(f"algorithms {name}", lambda: self.algorithms(name))
         for name in ("1.7B", "1558M"):
@@ -61,9 +71,12 @@ class Stages:
 
     def c(self):
         """PyTorch."""
-        found = self.python and subprocess.run([self.python, "-c", "import torch"], capture_output=True).returncode == 0
+        try:
+            found = subprocess.run([self.python, "-c", "import torch"], capture_output=True, timeout=120).returncode == 0
+        except (OSError, subprocess.TimeoutExpired):
+            found = False
         if not found:
-            return self.checks.row("PyTorch", "not there", f"{self.python or 'no Python'} cannot import torch")
+            return self.checks.row("PyTorch", "not there", f"{self.python} cannot import torch")
         self.checks.once("SDPA", self.attention)
         for name in self.models:
             self.checks.once(f"PyTorch {name}", lambda: self.peer(name))
@@ -78,6 +91,27 @@ class Stages:
                 name = f"{kind} {tests[:-2]}"
                 command = [tool, "--tool", kind, "--error-exitcode", "9", self.here / "ops", tests]
                 self.checks.once(name, lambda: self.checks.run(name, command, 120, self.real))
+
+    def doctor(self):
+        """What is there; what is missing, with the way to get it."""
+        self.checks.run("doctor", [self.here / "ferrotron", "doctor"], 60)
+        command = [self.here / "ferrotron", "doctor", "--json"]
+        found = last_object(self.checks.run("doctor json", command, 60, quiet=True)[0])
+        self.checks.number("doctor", found)
+        libraries = found.get("libraries", {})
+        missing = [f"{name}: {libraries.get(name, {}).get('missing', 'not told')}" for name in NEEDED
+                   if "version" not in libraries.get(name, {})]
+        if not isinstance(found.get("devices"), list) or not found["devices"]:
+            missing.append(f"GPU: {(found.get('devices') or {'missing': 'none'})['missing']}")
+        for what in missing:
+            self.checks.row("machine", "FAILED (missing)", what)
+
+    def usable(self):
+        return not any(name == "machine" for name in self.checks.failed())
+
+    def peak(self):
+        gpu = self.checks.facts.get("gpu") or ""
+        return next((peak for part, peak in PEAK_TFLOPS.items() if part in gpu), SXM_TFLOPS)
 
     def tests(self):
         """The binaries with tests, and in a dry run those that go wrong."""
@@ -111,7 +145,8 @@ class Stages:
         """Short runs: the CPU's losses in f32, a graph's losses to the bit, bf16 twice to the bit."""
         layers, length = ("1", "16") if self.dry else ("2", "64")
         tiny = ["--num-layers", layers, "--hidden-size", "64", "--num-attention-heads", "4", "--seq-length", length]
-        words = ["--train-iters", "5" if self.dry else "20", "--seed", "1", "--log-interval", "7", *tiny]
+        steps = 5 if self.dry else 20
+        words = ["--train-iters", str(steps), "--seed", "1", "--log-interval", "7", *tiny]
         losses = {}
         for kind, more in (("cpu", []), ("cuda", []), ("graph", ["--enable-cuda-graph"]), ("bf16", ["--bf16"]),
                            ("bf16 again", ["--bf16"]), ("bf16 graph", ["--bf16", "--enable-cuda-graph"])):
@@ -124,12 +159,13 @@ class Stages:
             lines = map(json.loads, metrics.read_text().splitlines()) if metrics.exists() else []
             losses[kind] = [line["loss"] for line in lines if "loss" in line]
         shutil.rmtree(self.checks.out / "runs", ignore_errors=True)
+        whole = {kind for kind, found in losses.items() if len(found) == steps}
         pairs = list(zip(losses["cpu"], losses["cuda"]))
         largest = max((abs(a - b) / abs(a) for a, b in pairs), default=None)
-        close = largest is not None and largest < 1e-4
+        close = {"cpu", "cuda"} <= whole and largest < 1e-4
         self.checks.row("train cpu = cuda", "ok" if close else "FAILED", f"largest difference {largest}")
         for one, other in (("cuda", "graph"), ("bf16", "bf16 again"), ("bf16", "bf16 graph")):
-            same = losses[one] and losses[one] == losses[other]
+            same = one in whole and losses[one] == losses[other]
             self.checks.row(f"train {one} = {other}", "ok" if same else "FAILED", "the same bits of every loss")
 
     def words(self, name):
@@ -150,10 +186,10 @@ class Stages:
                 continue
             # llm.c's count: 6 for each parameter and token, 6 x layers x width x positions for causal attention.
             tflops = (6 * ours["params"] + 6 * layers * width * length) * ours["tokens_per_s"] / 1e12
-            measured[how] = {**ours, "model_tflops": tflops, "mfu": tflops / PEAK_TFLOPS}
+            measured[how] = {**ours, "model_tflops": tflops, "mfu": tflops / self.peak()}
             self.checks.number(f"step {name} {how}", measured[how])
             detail = f"{ours['tokens_per_s']:.0f} tokens/s, {ours['launches_per_step']:.0f} launches, wanted {wanted:.0%}"
-            self.checks.row(f"MFU {name} {how}", f"{tflops / PEAK_TFLOPS:.1%}", detail)
+            self.checks.row(f"MFU {name} {how}", f"{tflops / self.peak():.1%}", f"of {self.peak()} TFLOP/s, {detail}")
             growth = ours["pool_growth"]
             self.checks.row(f"pool {name} {how}", "ok" if growth == 0 else "FAILED", f"grew by {growth} bytes once it was warm")
 
@@ -167,18 +203,28 @@ class Stages:
         self.checks.number(f"profile {name}", profile)
         self.checks.row(f"profile {name}", "ok", f"{1e3 * profile['s_per_step']:.1f} ms a step")
 
-    def kernels(self):
-        if self.dry:
-            return  # of the sizes of real models
-        for number in objects(self.checks.run("kernels", [self.here / "kernels", "--bench"], 300)[0]):
-            self.checks.number(number["name"], number)
-            self.checks.row(number["name"], f"{number['value']:.1f}", number["unit"])
+    def kernels(self, group):
+        """Kernels of a kind, in a process of their own: one that fails costs no other kind."""
+        if not self.dry:  # of the sizes of real models
+            self.measure(f"kernels: {group}", [self.here / "kernels", group], 120)
+
+    def measure(self, name, command, limit, prefix=""):
+        """Takes the numbers that a command prints, a JSON object each."""
+        found = objects(self.checks.run(name, command, limit)[0])
+        if not found:
+            self.checks.row(name, "FAILED (no numbers)", "it has measured nothing")
+        for number in found:
+            self.checks.number(prefix + number["name"], number)
+            self.checks.row(prefix + number["name"], f"{number['value']:.1f}", number["unit"])
 
     def algorithms(self, name):
         """Every algorithm that cuBLASLt offers for the products of a step: the first, which is used, and the best."""
         _, width, _, length, batch, _ = self.models[name]
         words = [name, width, batch * length, 128 if self.dry else VOCABULARY]
-        for number in objects(self.checks.run(f"algorithms {name}", [self.here / "kernels", "algorithms", *words], 120)[0]):
+        found = objects(self.checks.run(f"algorithms {name}", [self.here / "kernels", "algorithms", *words], 120)[0])
+        if not found:
+            self.checks.row(f"algorithms {name}", "FAILED (no numbers)", "it has measured nothing")
+        for number in found:
             self.checks.number(number["name"], number)
             first, best, count = number["value"], number["best"], len(number["algorithms"])
             fused = "" if number["fused"] else ", its epilogue refused"
@@ -186,10 +232,7 @@ class Stages:
 
     def attention(self):
         device = "cpu" if self.dry else "cuda"
-        command = [self.python, self.here / "torch_attention.py", "--device", device]
-        for number in objects(self.checks.run("SDPA", command, 120)[0]):
-            self.checks.number("SDPA " + number["name"], number)
-            self.checks.row("SDPA " + number["name"], f"{number['value']:.1f}", number["unit"])
+        self.measure("SDPA", [self.python, self.here / "torch_attention.py", "--device", device], 120, "SDPA ")
 
     def peer(self, name):
         """PyTorch's step, with its blocks compiled as one."""
@@ -202,4 +245,5 @@ class Stages:
         self.checks.number(f"PyTorch {name}", peer)
         ours = [self.checks.numbers.get(f"step {name} {how}", {}).get("tokens_per_s", 0) for how in ("eager", "graph")]
         detail = f"PyTorch {peer['tokens_per_s']:.0f} tokens/s, wanted {LEAST_RATIO}"
-        self.checks.row(f"ratio {name}", f"{max(ours) / peer['tokens_per_s']:.2f}", detail)
+        ratio = f"{max(ours) / peer['tokens_per_s']:.2f}" if max(ours) else "no step of ours"
+        self.checks.row(f"ratio {name}", ratio, detail)

@@ -1,7 +1,8 @@
-//! The ceilings of this machine: how fast its processor multiplies, and how fast its memory is read and written.
+//! The ceilings of this machine: how fast its processor or GPU multiplies, and how fast its memory is read and written.
 //!
 //! A ceiling is the best of some short rounds, since other programs only slow one down. In a round all threads of the
-//! device work at the same time, and the speed of each is taken over its own time.
+//! device work at the same time, and the speed of each is taken over its own time. On a GPU a round is a product of large
+//! matrices, or a copy.
 
 use std::collections::BTreeMap;
 use std::hint::black_box;
@@ -48,7 +49,8 @@ pub struct Ceilings {
 
 impl Ceilings {
     /// Measures them on the threads of `device`, in a second or two, with 256 MiB of memory, or up to 1 GiB where caches
-    /// are large. On a GPU products are of matrices of up to 8192 by 8192, and memory is copied.
+    /// are large. On a GPU products are of matrices of up to 8192 by 8192 and up to 1 GiB is copied, in 2 GiB of memory; all three
+    /// rates of bytes are those of the copy.
     ///
     /// Errors if the device is fake, or there is no memory.
     ///

@@ -39,7 +39,7 @@ pub struct BenchConfig {
     pub precision: PrecisionConfig,
     /// Execution of steps on a GPU.
     pub execution: ExecutionMode,
-    /// Whether as many steps more are taken for a [`Profile`], on a processor.
+    /// Whether as many steps more are taken for a [`Profile`].
     pub profile: bool,
 }
 

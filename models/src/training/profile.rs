@@ -14,7 +14,7 @@
 //! up to that of the step.
 //!
 //! A GPU does work later than it is given. There a row is a kernel or the product of some sizes, and its time is that from
-//! the end of the work before it to its own end, which the GPU notes: gaps between kernels are within. Work in a step before
+//! its own beginning to that of the work behind it, which the GPU notes: gaps between kernels are within. Work in a step before
 //! the first kernel is outside of operations. The bytes are those that the kernel must move.
 
 mod launches;
@@ -35,14 +35,14 @@ use rows::{Recording, Row};
 pub struct Profile {
     /// Number of steps.
     pub steps: usize,
-    /// Seconds of a step, which are more than without a profile by a few microseconds per call. Most of these stand outside of
-    /// operations.
+    /// Seconds of a step, which are more than without a profile by a few microseconds per call. On a processor most of these stand
+    /// outside of operations, on a GPU in the rows.
     pub s_per_step: f64,
     /// The largest rates that the machine reaches.
     pub ceilings: ProfileCeilings,
     /// The operations, the longest first.
     pub operations: Vec<OperationProfile>,
-    /// Milliseconds of a step outside of all operations, among them what recording takes.
+    /// Milliseconds of a step outside of all operations; on a processor what recording takes is among them.
     pub other_ms: f64,
 }
 
