@@ -22,6 +22,9 @@ use ferrotron::tensor::{RandomKey, ShardSpec};
 use ferrotron::{DType, Device, Error, Result, Tensor};
 use std::time::Instant;
 
+/// Measures the kernels of a kind.
+type Measure = fn(&Device) -> Result<()>;
+
 /// Seconds that a measurement takes at least.
 const ENOUGH: f64 = 0.2;
 
@@ -44,16 +47,16 @@ fn main() -> Result<()> {
         };
         return algorithms::algorithms(model, width, tokens, vocabulary);
     }
-    let groups: [(&str, fn(&Device) -> Result<()>); 5] = [
+    let groups: [(&str, Measure); 5] = [
         ("copies", copies),
         ("products", products),
         ("attentions", attentions),
         ("norms", norms),
         ("optimizer", optimizer),
     ];
-    let wanted =
-        groups.iter().filter(|(name, _)| words.is_empty() || words.iter().any(|it| it == name));
-    wanted.map(|(_, group)| group(&device)).collect()
+    let is_wanted = |name: &&str| words.is_empty() || words.iter().any(|word| word == name);
+    let mut wanted = groups.iter().filter(|(name, _)| is_wanted(name));
+    wanted.try_for_each(|(_, measure)| measure(&device))
 }
 
 fn random(device: &Device, dims: &[usize]) -> Result<Tensor> {
