@@ -3,10 +3,42 @@
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
+use crate::Result;
 use crate::cubin_cache::{CubinCache, Key};
 use crate::kernels::{ElementType, FILES, KernelSource};
 use crate::nvrtc::{Architecture, Nvrtc};
-use crate::{Error, Result};
+
+/// A kernel file for one element type and architecture, as the compiler takes it.
+struct Input {
+    name: &'static str,
+    source: String,
+    options: Vec<String>,
+    version: (u32, u32),
+}
+
+impl Input {
+    fn new(
+        nvrtc: &Nvrtc,
+        (file, element, rows): (&KernelSource, ElementType, &str),
+        architecture: Architecture,
+    ) -> Input {
+        let options = Nvrtc::options(architecture, file.options);
+        Input {
+            name: file.name,
+            source: file.source(element, rows),
+            options,
+            version: nvrtc.version(),
+        }
+    }
+
+    fn key(&self) -> Key<'_> {
+        Key { source: &self.source, options: &self.options, version: self.version }
+    }
+
+    fn compile(&self, nvrtc: &Nvrtc) -> Result<Vec<u8>> {
+        Ok(nvrtc.compile(self.name, &self.source, &self.options)?.bytes)
+    }
+}
 
 /// The cubin of `file` for elements of `element`, from the cache or compiled. `rows` is
 /// [`pointwise_rows`](crate::kernels::pointwise_rows) for the file "pointwise", else empty.
@@ -15,40 +47,11 @@ use crate::{Error, Result};
 pub fn cubin(
     nvrtc: &Nvrtc,
     cache: &CubinCache,
-    (file, element, rows): (&KernelSource, ElementType, &str),
-    architecture: Architecture,
-) -> Result<Vec<u8>> {
-    let (source, options) = inputs((file, element, rows), architecture);
-    let key = Key { source: &source, options: &options, version: nvrtc.version() };
-    cache.get(&key, || Ok(nvrtc.compile(file.name, &source, &options)?.bytes))
-}
-
-/// The whole source text, and all options.
-fn inputs(
-    (file, element, rows): (&KernelSource, ElementType, &str),
-    architecture: Architecture,
-) -> (String, Vec<String>) {
-    (file.source(element, rows), Nvrtc::options(architecture, file.options))
-}
-
-/// As [`cubin`]. Errors also if the cache does not keep it.
-fn kept(
-    nvrtc: &Nvrtc,
-    cache: &CubinCache,
     kind: (&KernelSource, ElementType, &str),
     architecture: Architecture,
-) -> Result<()> {
-    cubin(nvrtc, cache, kind, architecture)?;
-    let (source, options) = inputs(kind, architecture);
-    let key = Key { source: &source, options: &options, version: nvrtc.version() };
-    match cache.holds(&key) {
-        true => Ok(()),
-        false => {
-            let folder = cache.folder().display();
-            let message = format!("compiled kernels cannot be kept in '{folder}': is it writable?");
-            Err(Error::new("compile_kernels", message))
-        }
-    }
+) -> Result<Vec<u8>> {
+    let input = Input::new(nvrtc, kind, architecture);
+    cache.get(&input.key(), || input.compile(nvrtc))
 }
 
 /// Compiles all kernel files for all their element types and these architectures, on so many threads, so that programs find
@@ -71,7 +74,8 @@ pub fn all_cubins(
     let work = || {
         while let Some(&(file, element, architecture)) = jobs.get(next.fetch_add(1, Relaxed)) {
             let kind = (file, element, if file.name == "pointwise" { rows } else { "" });
-            match kept(nvrtc, cache, kind, architecture) {
+            let input = Input::new(nvrtc, kind, architecture);
+            match cache.keep(&input.key(), || input.compile(nvrtc)) {
                 Ok(()) => done(count.fetch_add(1, Relaxed) + 1, jobs.len()),
                 Err(error) => {
                     next.store(jobs.len(), Relaxed);

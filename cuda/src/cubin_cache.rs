@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-use crate::Result;
+use crate::{Error, Result};
 
 /// Age after which temporary files are considered abandoned.
 const ABANDONED: Duration = Duration::from_secs(3600);
@@ -80,7 +80,7 @@ impl CubinCache {
     /// let key = Key { source: "...", options: &["--gpu-architecture=sm_90".into()], version: (13, 0) };
     /// assert_eq!(cache.get(&key, || Ok(vec![1, 2, 3]))?, [1, 2, 3]);
     /// assert_eq!(cache.get(&key, || unreachable!("it is there"))?, [1, 2, 3]);
-    /// assert!(cache.holds(&key));
+    /// cache.keep(&key, || unreachable!("it is there"))?;
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn get(&self, key: &Key, compile: impl FnOnce() -> Result<Vec<u8>>) -> Result<Vec<u8>> {
@@ -94,9 +94,18 @@ impl CubinCache {
         Ok(bytes)
     }
 
-    /// Whether there is a whole entry of `key`.
-    pub fn holds(&self, key: &Key) -> bool {
-        read_entry(&self.folder.join(key.name())).is_some()
+    /// Creates the entry of `key` by `compile` if it is missing or damaged.
+    ///
+    /// Errors if `compile` does, and if the entry cannot be written.
+    pub fn keep(&self, key: &Key, compile: impl FnOnce() -> Result<Vec<u8>>) -> Result<()> {
+        let path = self.folder.join(key.name());
+        if read_entry(&path).is_some() {
+            return Ok(());
+        }
+        self.store(&path, &compile()?).map_err(|error| {
+            let folder = self.folder.display();
+            Error::new("cubin_cache", format!("kernels cannot be kept in '{folder}': {error}"))
+        })
     }
 
     fn store(&self, path: &Path, bytes: &[u8]) -> std::io::Result<()> {

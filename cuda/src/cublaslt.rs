@@ -132,7 +132,7 @@ impl CublasLt {
     /// Errors if there is none.
     ///
     /// # Safety
-    /// As [`CublasLt::run`].
+    /// The conditions are those of [`CublasLt::run`].
     pub(crate) unsafe fn time_algorithms(
         &self,
         stream: &Stream,

@@ -214,7 +214,7 @@ impl Gpu {
     /// Errors if cuBLASLt has no algorithm for it.
     ///
     /// # Safety
-    /// As [`Gpu::product`].
+    /// The conditions are those of [`Gpu::product`].
     pub unsafe fn time_algorithms(&self, product: &Matmul, calls: usize) -> Result<Vec<f64>> {
         // SAFETY: the caller's promise; all products use this stream.
         unsafe { self.products.time_algorithms(&self.compute, product, calls) }

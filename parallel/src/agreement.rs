@@ -19,6 +19,7 @@ use std::collections::BTreeMap;
 
 use crate::collective::{Group, Reduction};
 
+pub(crate) use distinct::by_rank;
 pub use distinct::{Ranks, gather_distinct, tell_distinct};
 
 /// Facts that one rank knows about the job, by name.

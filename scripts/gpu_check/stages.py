@@ -206,33 +206,32 @@ class Stages:
     def kernels(self, group):
         """Kernels of a kind, in a process of their own: one that fails costs no other kind."""
         if not self.dry:  # of the sizes of real models
-            self.measure(f"kernels: {group}", [self.here / "kernels", group], 120)
+            self.measure(f"kernels: {group}", [self.here / "kernels", group])
 
-    def measure(self, name, command, limit, prefix=""):
+    def measure(self, name, command, prefix="", detail=lambda number: number["unit"]):
         """Takes the numbers that a command prints, a JSON object each."""
-        found = objects(self.checks.run(name, command, limit)[0])
+        found = objects(self.checks.run(name, command, 120)[0])
         if not found:
             self.checks.row(name, "FAILED (no numbers)", "it has measured nothing")
         for number in found:
             self.checks.number(prefix + number["name"], number)
-            self.checks.row(prefix + number["name"], f"{number['value']:.1f}", number["unit"])
+            self.checks.row(prefix + number["name"], f"{number['value']:.1f}", detail(number))
 
     def algorithms(self, name):
         """Every algorithm that cuBLASLt offers for the products of a step: the first, which is used, and the best."""
         _, width, _, length, batch, _ = self.models[name]
         words = [name, width, batch * length, 128 if self.dry else VOCABULARY]
-        found = objects(self.checks.run(f"algorithms {name}", [self.here / "kernels", "algorithms", *words], 120)[0])
-        if not found:
-            self.checks.row(f"algorithms {name}", "FAILED (no numbers)", "it has measured nothing")
-        for number in found:
-            self.checks.number(number["name"], number)
-            first, best, count = number["value"], number["best"], len(number["algorithms"])
+        command = [self.here / "kernels", "algorithms", *words]
+
+        def detail(number):
             fused = "" if number["fused"] else ", its epilogue refused"
-            self.checks.row(number["name"], f"{first:.1f}", f"TFLOP/s, best of {count} {best:.1f}{fused}")
+            return f"TFLOP/s, best of {len(number['algorithms'])} {number['best']:.1f}{fused}"
+
+        self.measure(f"algorithms {name}", command, detail=detail)
 
     def attention(self):
         device = "cpu" if self.dry else "cuda"
-        self.measure("SDPA", [self.python, self.here / "torch_attention.py", "--device", device], 120, "SDPA ")
+        self.measure("SDPA", [self.python, self.here / "torch_attention.py", "--device", device], "SDPA ")
 
     def peer(self, name):
         """PyTorch's step, with its blocks compiled as one."""

@@ -71,6 +71,16 @@ pub fn gather_distinct<T: Serialize + DeserializeOwned>(
     tell_distinct(ranks, own, |_| Ok(vec![everyone.clone()]))
 }
 
+/// The values of each rank, in the order of the ranks.
+pub(crate) fn by_rank<T>(found: &[(T, Ranks)]) -> Vec<(usize, &T)> {
+    let mut all: Vec<(usize, &T)> = found
+        .iter()
+        .flat_map(|(value, ranks)| ranks.iter().map(move |rank| (rank, value)))
+        .collect();
+    all.sort_by_key(|&(rank, _)| rank);
+    all
+}
+
 /// Tells each rank of a group the distinct values that concern it, and the ranks that have them; `concerned` gives the ranks
 /// that a value concerns. All ranks call this, with the same function.
 ///

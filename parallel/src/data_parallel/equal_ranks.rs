@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::config::DataParallelConfig;
 use super::digests::{Comparison, compare_digests};
-use crate::agreement::{Facts, agree, digest, gather_distinct, wait_for_all};
+use crate::agreement::{Facts, agree, by_rank, digest, gather_distinct, wait_for_all};
 use crate::mesh::Mesh;
 
 /// Largest difference of the factor of gradients between ranks, relative to it: groups may add the parts of the norm in
@@ -91,10 +91,7 @@ fn check_params(params: &[Param], mesh: &Mesh) -> Result<()> {
     let all = gather_distinct(world, &[own])?;
     // The first rank of each stage, and its parameters.
     let mut known: BTreeMap<usize, (usize, &Vec<String>)> = BTreeMap::new();
-    let ranks = all.iter().flat_map(|(params, ranks)| ranks.iter().map(move |rank| (rank, params)));
-    let mut ranks: Vec<(usize, &Vec<String>)> = ranks.collect();
-    ranks.sort_unstable_by_key(|&(rank, _)| rank);
-    let differing = ranks.into_iter().find_map(|(rank, params)| {
+    let differing = by_rank(&all).into_iter().find_map(|(rank, params)| {
         let &mut (first, expected) = known.entry(stage(rank)).or_insert((rank, params));
         (params != expected).then_some((rank, params, first, expected))
     });

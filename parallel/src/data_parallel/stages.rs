@@ -4,9 +4,9 @@
 use ferrotron_nn::{Axis, Param, check_option_patterns, option_patterns, random_sites};
 use ferrotron_tensor::{Error, Result};
 use serde::{Deserialize, Serialize};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 
-use crate::agreement::{gather_distinct, wait_for_all};
+use crate::agreement::{by_rank, gather_distinct, wait_for_all};
 use crate::mesh::Mesh;
 
 /// The names of a stage.
@@ -42,9 +42,7 @@ pub(super) fn check_stages(params: &[Param], mesh: &Mesh) -> Result<()> {
         option_patterns: option_patterns(params),
     };
     let all = gather_distinct(stages, &[own])?;
-    let all = all.iter().flat_map(|(names, stages)| stages.iter().map(move |stage| (stage, names)));
-    let all: BTreeMap<usize, &StageNames> = all.collect();
-    let all: Vec<&StageNames> = all.into_values().collect();
+    let all: Vec<&StageNames> = by_rank(&all).into_iter().map(|(_, names)| names).collect();
     let shared = shared_parameter(&all).or_else(|| shared_site(&all));
     let checked = match shared {
         Some(message) => Err(Error::config("data_parallel", message)),

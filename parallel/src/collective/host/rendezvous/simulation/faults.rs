@@ -4,7 +4,19 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use super::dice::Dice;
-use super::network::Weather;
+
+/// How long packets take.
+#[derive(Debug, Clone, Copy)]
+pub struct Weather {
+    /// Least and longest time of a packet.
+    pub latency: [Duration; 2],
+    /// Share of packets that are lost, and sent again.
+    pub lost: f64,
+    /// Longest time until a lost packet has come.
+    pub resent: Duration,
+    /// Share of connections that are lost while they are made.
+    pub hung_up: f64,
+}
 
 /// The moment of a fault.
 #[derive(Debug, Clone)]

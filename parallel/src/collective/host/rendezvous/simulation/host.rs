@@ -1,20 +1,33 @@
 //! A process of a simulated network: it connects, listens, and lives or not.
 
+use std::collections::{BTreeMap, VecDeque};
 use std::future::{Future, poll_fn};
 use std::io::{self, ErrorKind};
 use std::net::SocketAddr;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 use tokio::time::{Instant, Sleep, sleep_until};
 
-use super::network::{Backlog, Life, Wires};
+use super::network::{Life, Wires};
 use super::stream::SimulatedStream;
+
+/// Connections that a process has not accepted yet.
+#[derive(Default)]
+struct Backlog {
+    waiting: VecDeque<(SimulatedStream, SocketAddr)>,
+    waker: Option<Waker>,
+}
+
+/// A process that listens, and its connections until it ends.
+type Door = (usize, Option<Arc<Mutex<Backlog>>>);
 
 /// A network as one of its processes sees it.
 #[derive(Clone)]
 pub struct Host {
     pub wires: Wires,
+    /// Those who listen, or have, and the connections that wait for them.
+    listeners: Arc<Mutex<BTreeMap<SocketAddr, Door>>>,
     /// The number of the process.
     pub process: usize,
 }
@@ -27,12 +40,31 @@ pub struct SimulatedListener {
 }
 
 impl Host {
+    /// The first process of a network in which nobody listens.
+    pub fn first(wires: Wires) -> Host {
+        Host { wires, listeners: Arc::default(), process: 0 }
+    }
+
+    /// Another process of this network.
+    pub fn other(&self, process: usize) -> Host {
+        Host { process, ..self.clone() }
+    }
+
+    /// The first address at which a process listens, or has.
+    pub fn address_of(&self, process: usize) -> Option<SocketAddr> {
+        self.doors().iter().find(|(_, (listener, _))| *listener == process).map(|(at, _)| *at)
+    }
+
+    fn doors(&self) -> MutexGuard<'_, BTreeMap<SocketAddr, Door>> {
+        self.listeners.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Connects to an address.
     pub async fn connect(&self, address: SocketAddr) -> io::Result<SimulatedStream> {
-        let listener = self.wires.state().listeners.get(&address).map(|(process, _)| *process);
+        let listener = self.doors().get(&address).map(|(process, _)| *process);
         let to = listener.unwrap_or(self.process); // nobody was ever there: the own system knows
         self.packet(self.process, to).await;
-        let backlog = match self.wires.state().listeners.get(&address) {
+        let backlog = match self.doors().get(&address) {
             Some((_, Some(backlog))) => Some(backlog.clone()),
             _ => None,
         };
@@ -80,11 +112,12 @@ impl Host {
             port => port,
         };
         let address = SocketAddr::new(state.processes[self.process].ip, port);
-        if matches!(state.listeners.get(&address), Some((_, Some(_)))) {
+        let doors = &mut *self.doors();
+        if matches!(doors.get(&address), Some((_, Some(_)))) {
             return Err(ErrorKind::AddrInUse.into());
         }
         let backlog = Arc::<Mutex<Backlog>>::default();
-        state.listeners.insert(address, (self.process, Some(backlog.clone())));
+        doors.insert(address, (self.process, Some(backlog.clone())));
         Ok(SimulatedListener { host: self.clone(), address, backlog })
     }
 
@@ -124,8 +157,7 @@ impl SimulatedListener {
 
 impl Drop for SimulatedListener {
     fn drop(&mut self) {
-        let state = &mut *self.host.wires.state();
-        if let Some((_, backlog)) = state.listeners.get_mut(&self.address) {
+        if let Some((_, backlog)) = self.host.doors().get_mut(&self.address) {
             *backlog = None;
         }
     }

@@ -46,7 +46,8 @@ pub struct Outcome {
 /// The processes of a job while it runs.
 struct Job {
     scenario: Arc<Scenario>,
-    wires: Wires,
+    /// Its first process.
+    first: Host,
     disk: Arc<Mutex<Disk>>,
     ends: Arc<Mutex<Vec<Option<End>>>>,
     changed: Arc<Notify>,
@@ -76,7 +77,7 @@ impl Job {
         let packets = scenario.faults.iter().filter(|(when, _)| matches!(when, When::Packet(..)));
         let wires = Wires::new(dice, scenario.weather, ips, packets.cloned().collect());
         let job = Job {
-            wires,
+            first: Host::first(wires),
             disk: Arc::default(),
             ends: Arc::new(Mutex::new(vec![None; ranks.len()])),
             changed: Arc::default(),
@@ -88,11 +89,10 @@ impl Job {
         }
         for (when, fault) in &job.scenario.faults {
             if let When::After(time) = *when {
-                let (wires, fault) = (job.wires.clone(), fault.clone());
-                let host = Host { wires: wires.clone(), process: ranks.len() };
+                let (host, fault) = (job.first.other(ranks.len()), fault.clone());
                 spawn_local(async move {
                     sleep(time).await;
-                    wires.state().happen(&fault);
+                    host.wires.state().happen(&fault);
                     if let Fault::Stranger(rank, kind) = fault {
                         stranger::visit(host, rank, kind).await;
                     }
@@ -109,9 +109,9 @@ impl Job {
         P: AsyncFn(&mut Rank, Member) -> Result<()> + 'static,
     {
         let is_absent = |fault: &Fault| matches!(fault, Fault::Absent(absent) if *absent == rank);
-        let host = Host { wires: self.wires.clone(), process };
+        let host = self.first.other(process);
         if process < self.scenario.size && self.scenario.has(is_absent) {
-            self.wires.state().processes[process].life = Life::Killed;
+            self.first.wires.state().processes[process].life = Life::Killed;
             return;
         }
         let seed = self.scenario.seed ^ ((process as u64 + 1) << 32);
@@ -146,14 +146,14 @@ impl Job {
     /// Processes that have not ended.
     fn waited_for(&self, processes: usize) -> Vec<usize> {
         let ends = self.ends.lock().unwrap();
-        let state = self.wires.state();
+        let state = self.first.wires.state();
         let is_victim = |process: &usize| is_victim(state.processes[*process].life);
         (0..processes).filter(|process| ends[*process].is_none() && !is_victim(process)).collect()
     }
 
     fn outcome(self, processes: usize) -> Outcome {
         let stuck = self.waited_for(processes);
-        let state = self.wires.state();
+        let state = self.first.wires.state();
         let since = |at: Instant| at.duration_since(self.begun);
         Outcome {
             ends: self.ends.lock().unwrap().clone(),

@@ -1,8 +1,8 @@
 //! Whole jobs of simulated processes, in a simulated network and in simulated time: a seed decides about everything.
 //!
 //! Each rank runs the code that a process runs, from the meeting to the last goodbye, on a runtime whose clock is paused and
-//! goes on when nobody has anything to do. Only the system is replaced: connections ([`stream`]), those who listen and
-//! processes that are stopped or killed ([`host`]), and the state of all that ([`network`]). [`faults`] draws what goes
+//! goes on when nobody has anything to do. Only the system is replaced: connections ([`wire`], [`stream`]), those who listen
+//! and processes that are stopped or killed ([`host`]), and the state of all that ([`network`]). [`faults`] draws what goes
 //! wrong, [`job`] runs it with [`training`] on each rank, and [`verdict`] says whether the ranks did what they must.
 //! [`cases`] are single things that went wrong, or might have.
 //!
@@ -24,6 +24,7 @@ mod stream;
 mod tests;
 mod training;
 mod verdict;
+mod wire;
 
 pub use host::{Host, SimulatedListener};
 pub use stream::SimulatedStream;
@@ -43,9 +44,7 @@ pub fn in_calm_networks<const N: usize>(test: impl AsyncFnOnce([Network; N])) {
         let weather = Scenario::calm(N, Duration::ZERO).weather;
         let ips = [[127, 0, 0, 1].into(); N].into_iter();
         let wires = Wires::new(Dice::new(0), weather, ips, Vec::new());
-        test(std::array::from_fn(|process| {
-            Network::Simulated(Host { wires: wires.clone(), process })
-        }))
-        .await;
+        let first = Host::first(wires);
+        test(std::array::from_fn(|process| Network::Simulated(first.other(process)))).await;
     });
 }

@@ -1,15 +1,15 @@
-//! The state of a simulated network: its processes, those who listen, and all that goes wrong.
+//! The state of a simulated network: its processes, its connections, and all that goes wrong.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::net::{IpAddr, SocketAddr};
+use std::collections::BTreeSet;
+use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::Waker;
 use std::time::Duration;
 use tokio::time::Instant;
 
 use super::dice::Dice;
-use super::faults::{Fault, When};
-use super::stream::{SimulatedStream, Wire};
+use super::faults::{Fault, Weather, When};
+use super::wire::Wire;
 
 /// Time after which the system gives up a connection that is kept alive and over which nothing comes.
 pub const KEPT_ALIVE: Duration = Duration::from_secs(30);
@@ -44,29 +44,6 @@ struct Cut {
     until: Option<Instant>,
 }
 
-/// Connections that a process has not accepted yet.
-#[derive(Default)]
-pub struct Backlog {
-    pub waiting: VecDeque<(SimulatedStream, SocketAddr)>,
-    pub waker: Option<Waker>,
-}
-
-/// A process that listens, and its connections until it ends.
-pub type Door = (usize, Option<Arc<Mutex<Backlog>>>);
-
-/// How long packets take.
-#[derive(Debug, Clone, Copy)]
-pub struct Weather {
-    /// Least and longest time of a packet.
-    pub latency: [Duration; 2],
-    /// Share of packets that are lost, and sent again.
-    pub lost: f64,
-    /// Longest time until a lost packet has come.
-    pub resent: Duration,
-    /// Share of connections that are lost while they are made.
-    pub hung_up: f64,
-}
-
 /// A network of processes.
 pub struct State {
     pub dice: Dice,
@@ -74,8 +51,6 @@ pub struct State {
     pub processes: Vec<Process>,
     pub faults: Vec<(When, Fault)>,
     cuts: Vec<Cut>,
-    /// Those who listen, or have, and the connections that wait for them.
-    pub listeners: BTreeMap<SocketAddr, Door>,
     pub next_port: u16,
     /// All connections.
     pub wires: Vec<Weak<Mutex<Wire>>>,
@@ -107,7 +82,6 @@ impl Wires {
             processes: ips.map(process).collect(),
             faults,
             cuts: Vec::new(),
-            listeners: BTreeMap::new(),
             next_port: 40_000,
             wires: Vec::new(),
             happened: Vec::new(),

@@ -18,11 +18,7 @@ const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Connects to a rank.
 pub async fn visit(host: Host, rank: usize, kind: Stranger) {
-    let find = || {
-        let state = host.wires.state();
-        state.listeners.iter().find(|(_, (process, _))| *process == rank).map(|(at, _)| *at)
-    };
-    let Some(address) = find() else { return };
+    let Some(address) = host.address_of(rank) else { return };
     let child = tree::children(rank, usize::MAX).start;
     let introduced = async |secret: &str, job_id: &str, incarnation, purpose| {
         let secret = Secret::new(Some(secret), Encryption::BetweenHosts);

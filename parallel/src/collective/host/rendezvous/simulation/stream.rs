@@ -1,6 +1,5 @@
 //! A connection of a simulated network: bytes arrive in order, late, or never.
 
-use std::collections::VecDeque;
 use std::future::Future;
 use std::io::{self, ErrorKind};
 use std::pin::Pin;
@@ -11,64 +10,13 @@ use tokio::task::spawn_local;
 use tokio::time::{Instant, Sleep, sleep_until};
 
 use super::network::{Life, Wires};
+use super::wire::{Packet, Wire};
 use crate::collective::host::transport::channel::{RecvChannelKind, SendChannelKind};
 use crate::collective::host::transport::connect::Pipes;
 use crate::collective::host::transport::local::{self, LocalReader, LocalWriter};
 
 /// Bytes under way in one direction, at most.
 const CAPACITY: usize = 64 << 10;
-
-/// Bytes that arrive at a moment, or never.
-struct Packet {
-    at: Option<Instant>,
-    bytes: Vec<u8>,
-    read: usize,
-}
-
-/// One direction of a connection.
-#[derive(Default)]
-struct Lane {
-    packets: VecDeque<Packet>,
-    held: usize,
-    /// The arrival of the last packet, after which the next one arrives.
-    latest: Option<Instant>,
-    /// Nothing is written any more. The reader learns it then, if ever.
-    ended: Option<Option<Instant>>,
-    /// Nothing is read any more. The writer learns it then, if ever.
-    unread: Option<Option<Instant>>,
-    reader: Option<Waker>,
-    writer: Option<Waker>,
-}
-
-/// A connection between two processes.
-pub struct Wire {
-    processes: [usize; 2],
-    /// From the first to the second, and back.
-    lanes: [Lane; 2],
-    is_reset: bool,
-}
-
-impl Wire {
-    /// Lets all who wait look again.
-    pub fn wake(&mut self) {
-        for lane in &mut self.lanes {
-            for waker in [lane.reader.take(), lane.writer.take()].into_iter().flatten() {
-                waker.wake();
-            }
-        }
-    }
-
-    /// Returns whether it is a connection of this process.
-    pub fn is_of(&self, process: usize) -> bool {
-        self.processes.contains(&process) && !self.is_reset
-    }
-
-    /// Breaks the connection, as a firewall does.
-    pub fn reset(&mut self) {
-        self.is_reset = true;
-        self.wake();
-    }
-}
 
 /// One end of a connection.
 pub struct SimulatedStream {
@@ -83,8 +31,7 @@ pub struct SimulatedStream {
 impl SimulatedStream {
     /// Both ends of a new connection.
     pub fn new(network: &Wires, processes: [usize; 2]) -> [SimulatedStream; 2] {
-        let wire = Wire { processes, lanes: Default::default(), is_reset: false };
-        let wire = Arc::new(Mutex::new(wire));
+        let wire = Arc::new(Mutex::new(Wire::new(processes)));
         network.state().wires.push(Arc::downgrade(&wire));
         [0, 1].map(|side| SimulatedStream {
             network: network.clone(),
@@ -213,16 +160,6 @@ impl AsyncWrite for SimulatedStream {
     fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
         self.end(false);
         Poll::Ready(Ok(()))
-    }
-}
-
-impl Lane {
-    /// The arrival of a packet that arrives after those before it, and not before `at`.
-    fn after_all(&mut self, at: Option<Instant>) -> Option<Instant> {
-        let is_lost = self.packets.back().is_some_and(|last| last.at.is_none());
-        let at = at.filter(|_| !is_lost).map(|at| self.latest.map_or(at, |latest| at.max(latest)));
-        self.latest = at.or(self.latest);
-        at
     }
 }
 
