@@ -33,11 +33,6 @@ pub fn depth(size: usize) -> usize {
     std::iter::successors(size.checked_sub(1), |&rank| parent(rank)).skip(1).count()
 }
 
-/// Messages between a rank and the descendant that is farthest from it.
-pub fn height(rank: usize, size: usize) -> usize {
-    std::iter::successors(Some(rank), |&rank| children(rank, size).next()).skip(1).count()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -58,7 +53,6 @@ mod tests {
                 }
             }
         }
-        assert_eq!([0, 1, 2, 5, 999].map(|rank| height(rank, 1000)), [5, 4, 4, 3, 0]);
         assert_eq!([1, 2, 5, 6, 21, 22, 1000].map(depth), [0, 1, 1, 2, 2, 3, 5]);
     }
 }

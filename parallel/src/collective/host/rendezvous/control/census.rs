@@ -3,19 +3,19 @@
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::oneshot;
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, sleep, timeout_at};
 
 use super::super::super::runtime::census::{Census, Query};
 use super::super::frame::Body;
-use super::{Control, has_left, lock};
+use super::{ANSWER, Control, has_left, lock};
 use crate::collective::tree;
 
-/// Time within which a neighbour with nobody behind it answers.
-const NEAREST: Duration = Duration::from_millis(2500);
+/// Time between two signs of life of a rank that waits for answers itself: several of them fit into [`ANSWER`], also when
+/// packets are lost and sent again.
+const SIGN_OF_LIFE: Duration = Duration::from_millis(500);
 
-/// Time that each level behind a neighbour adds: a rank that does not answer is named by its neighbour before those that
-/// asked this neighbour lose patience. Longer than ranks that share a core wait for their turns.
-const LEVEL: Duration = Duration::from_millis(500);
+/// Longest time that a message takes to a neighbour, if packets of it are lost and sent again.
+const HOP: Duration = Duration::from_secs(1);
 
 impl Control {
     /// Asks all ranks whether they are there and, with a query, whether they have entered its call.
@@ -26,11 +26,7 @@ impl Control {
     /// Counts this rank and all that are behind its neighbours but `asker`. Children that have not come yet are silent.
     ///
     /// All that ask the same meanwhile get the same answer, so the messages do not grow with the number of ranks that ask.
-    pub(super) async fn count(
-        self: &Arc<Self>,
-        query: Option<Query>,
-        asker: Option<usize>,
-    ) -> Census {
+    async fn count(self: &Arc<Self>, query: Option<Query>, asker: Option<usize>) -> Census {
         let asked_at = Instant::now();
         let mut census = Census::default();
         let entered = |query: &Query| self.shared.answer(query.group, self.rank, query.entry);
@@ -47,14 +43,13 @@ impl Control {
         let asked: Vec<_> =
             neighbours.map(|peer| (peer, self.count_behind(peer, &query))).collect();
         for (peer, receiver) in asked {
-            match timeout_at(asked_at + self.patience(peer), receiver).await {
-                Ok(Ok(counted)) => census.join(counted),
-                Ok(Err(_)) | Err(_) => {
+            census.join(match self.counted_behind(peer, receiver, asked_at).await {
+                Some(counted) => counted,
+                None => {
                     lock(&self.counts).remove(&(peer, query.clone()));
-                    let silent = vec![peer];
-                    census.join(Census { silent, ..Census::default() });
+                    Census { silent: vec![peer], ..Census::default() }
                 }
-            }
+            });
         }
         // Of a world that has failed, others take leave because they know why.
         if let Some(query) = query.as_ref().filter(|_| self.shared.check().is_ok()) {
@@ -68,20 +63,44 @@ impl Control {
         census
     }
 
-    /// Longest time that a neighbour takes to answer, also if another rank asks it first: longer than it waits for those
-    /// behind it.
-    fn patience(&self, peer: usize) -> Duration {
-        let levels = match tree::parent(self.rank) == Some(peer) {
-            // Up to rank 0 and down again.
-            true => tree::depth(peer + 1) + tree::depth(self.size),
-            false => tree::height(peer, self.size),
-        };
-        NEAREST + LEVEL * levels as u32
+    /// Waits for a neighbour's count as long as the neighbour says anything: one that waits itself gives signs of life.
+    async fn counted_behind(
+        &self,
+        peer: usize,
+        mut counted: oneshot::Receiver<Census>,
+        asked_at: Instant,
+    ) -> Option<Census> {
+        let mut heard = asked_at;
+        loop {
+            if let Ok(counted) = timeout_at(heard + ANSWER, &mut counted).await {
+                return counted.ok();
+            }
+            match lock(&self.heard).get(&peer) {
+                Some(&later) if later > heard => heard = later,
+                _ => return None,
+            }
+        }
     }
 
-    /// Longest time that a census takes.
+    /// Counts for neighbour `asker`, and tells it meanwhile that this rank is there: it would take this rank for the one that
+    /// is silent, where the silent one is farther away.
+    pub(super) async fn count_for(self: &Arc<Self>, query: Option<Query>, asker: usize) {
+        let signs_of_life = async {
+            loop {
+                sleep(SIGN_OF_LIFE).await;
+                self.post(self.message(asker, Body::Alive));
+            }
+        };
+        let census = tokio::select! {
+            census = self.count(query.clone(), Some(asker)) => census,
+            () = signs_of_life => unreachable!("it goes on for ever"),
+        };
+        self.post(self.message(asker, Body::Counted { query, census }));
+    }
+
+    /// Longest time that a census takes: to the farthest rank and back, one of them being silent.
     pub(super) fn longest_census(&self) -> Duration {
-        NEAREST + LEVEL * 2 * tree::depth(self.size) as u32
+        ANSWER + HOP * 4 * tree::depth(self.size) as u32
     }
 
     /// Asks a neighbour, unless it is being asked the same.

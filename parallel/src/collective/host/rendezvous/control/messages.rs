@@ -128,10 +128,7 @@ impl Control {
             Body::There { .. } | Body::Answer { .. } => self.answered(body),
             Body::Count { query } => {
                 let control = self.clone();
-                spawn_local(async move {
-                    let census = control.count(query.clone(), Some(from)).await;
-                    control.post(control.message(from, Body::Counted { query, census }));
-                });
+                spawn_local(async move { control.count_for(query, from).await });
             }
             Body::Counted { query, census } => self.counted(from, query, census),
             Body::Alive => {}

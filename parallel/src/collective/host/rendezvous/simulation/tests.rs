@@ -25,8 +25,9 @@ fn tried(seed: u64) -> Option<String> {
 }
 
 /// Seeds that have broken a rule, which was a fault of the protocol. 61069: a rank that had ended its program took leave at the
-/// moment when the calls of those below it were over, so that these could not find the rank that was stopped.
-const BROKEN_ONCE: [u64; 1] = [61069];
+/// moment when the calls of those below it were over, so that these could not find the rank that was stopped. 90844: packets were
+/// lost, and ranks took a neighbour that was still asking for the rank that was stopped.
+const BROKEN_ONCE: [u64; 2] = [61069, 90844];
 
 /// Seeds of a run: `FERROTRON_SEEDS=FIRST..END`, or a few.
 fn seeds() -> Vec<u64> {
