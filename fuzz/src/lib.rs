@@ -5,7 +5,8 @@
 //! libFuzzer: it alone bounds seconds and allocations.
 
 mod checkpoint;
-mod folder;
+#[doc(hidden)]
+pub mod folder;
 mod hugging_face;
 mod indexed_dataset;
 mod tokenizer;

@@ -3,6 +3,12 @@
 
 #![no_main]
 
+// No library has the program's command line: its files are compiled into this program too.
+#[path = "../../src/cli/mod.rs"]
+#[allow(dead_code, unexpected_cfgs)]
+mod cli;
+mod options;
+
 use ferrotron_fuzz::{TARGETS, Target};
 use std::path::Path;
 use std::sync::OnceLock;
@@ -15,7 +21,8 @@ fn variable(name: &str) -> String {
 
 fn start() {
     let name = variable("FERROTRON_FUZZ_TARGET");
-    let target = TARGETS.iter().find(|target| target.name == name);
+    let mut all = TARGETS.iter().chain([&options::TARGET]);
+    let target = all.find(|target| target.name == name);
     let target =
         TARGET.get_or_init(|| target.unwrap_or_else(|| panic!("no target is named {name}")));
     for (number, seed) in (target.seeds)().iter().enumerate() {

@@ -162,6 +162,33 @@ fn an_evaluation_finds_the_same_in_every_layout() {
     }
 }
 
+/// A further global batch asks whether to go on, and nothing else: its micro-batches follow one another through the
+/// pipeline, and the sum of the losses stays where it is until the end.
+#[test]
+fn the_loss_of_an_evaluation_is_read_once() {
+    let model = gpt2();
+    for layout in [
+        Layout { pp: 2, micro: 1, ..Layout::SERIAL },
+        Layout { tp: 2, dp: 2, micro: 2, ..Layout::SERIAL },
+    ] {
+        let calls = |batches: u64| {
+            let found = on_ranks(&model, &layout, DType::F32, None, |trainer, stop| {
+                let tokens = vec![1; WINDOWS * SEQ_LENGTH];
+                let source = TokenSource::from_tokens(tokens, model.vocab_size)?;
+                let all = Validation::new(source, SEQ_LENGTH)?;
+                let world = trainer.mesh().world();
+                let before = world.traffic().calls_and_bytes("all_reduce").0;
+                trainer.evaluate(&all.first(batches * GLOBAL_BATCH as u64)?, stop)?;
+                Ok(world.traffic().calls_and_bytes("all_reduce").0 - before)
+            });
+            found.unwrap()
+        };
+        let [one, two] = [1, 2].map(calls);
+        let more: Vec<u64> = two.iter().zip(one).map(|(two, one)| two - one).collect();
+        assert!(more.iter().all(|&calls| calls == 1), "{layout}: {more:?}");
+    }
+}
+
 #[test]
 fn a_rank_that_is_asked_to_stop_ends_the_evaluation_of_all() {
     for layout in [

@@ -101,7 +101,7 @@ fn finish(staging: Staging, index: &mut Index) {
 
 /// Number of files of a checkpoint, and how many a process may have open.
 const FILES: usize = 2000;
-const LIMIT: usize = 100;
+const LIMIT: usize = 64;
 
 /// Names the checkpoint to a child.
 const MANY: &str = "FERROTRON_TEST_MANY_FILES";
@@ -162,7 +162,7 @@ fn child_of_a_limit_on_open_files() -> Result<()> {
 }
 
 #[test]
-fn two_thousand_files_load_where_a_hundred_may_be_open() -> Result<()> {
+fn two_thousand_files_load_where_64_may_be_open() -> Result<()> {
     let dir = tempfile::tempdir().unwrap();
     many_files(dir.path())?;
     let script =

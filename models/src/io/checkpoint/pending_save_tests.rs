@@ -88,26 +88,37 @@ fn a_rank_that_fails_stops_the_others() {
 
 /// A disk that takes what it was given for longer than a call may take.
 #[test]
-fn a_rank_that_fails_waits_for_the_others_disks() {
+fn nobody_gives_up_while_others_write() {
     let folder = tempfile::tempdir().unwrap();
     let dir = folder.path();
     let config = WorldConfig { timeout: Duration::from_millis(800) };
-    let found = run_threads(2, &config, |world| {
-        let world = world.everyone()?;
-        let fails = world.rank() == 0;
-        let pending = begin(dir, &world, move |_| {
-            if !fails {
-                sleep(Duration::from_millis(2500));
+    for fails in [true, false] {
+        let found = run_threads(2, &config, |world| {
+            let world = world.everyone()?;
+            let is_slow = world.rank() == 1;
+            let pending = begin(dir, &world, move |_| {
+                if is_slow {
+                    sleep(Duration::from_millis(2500));
+                }
+                match fails {
+                    true => Err(if is_slow { "cancelled" } else { "the disk is full" }.to_string()),
+                    false => Ok(Index::new()),
+                }
+            })?;
+            pending.wait()
+        });
+        for saved in found {
+            match saved {
+                Ok(path) => assert!(!fails && path == dir.join("iter_0000001")),
+                Err(error) => {
+                    let error = error.to_string();
+                    let what = "step 1 was not saved: the disk is full; earlier";
+                    assert!(fails && error.contains(what), "{error}");
+                }
             }
-            Err(if fails { "the disk is full" } else { "cancelled" }.to_string())
-        })?;
-        pending.wait()
-    });
-    for error in found {
-        let error = error.unwrap_err().to_string();
-        assert!(error.contains("step 1 was not saved: the disk is full; earlier"), "{error}");
+        }
+        assert_eq!(std::fs::read_dir(dir).unwrap().count() == 0, fails);
     }
-    assert_eq!(std::fs::read_dir(dir).unwrap().count(), 0);
 }
 
 #[test]

@@ -20,6 +20,7 @@
 
 pub(crate) mod matrix;
 mod means;
+mod sums;
 #[cfg(test)]
 mod tests;
 
@@ -31,14 +32,9 @@ use crate::kernel_span::{bytes, kernel_span};
 use crate::numeric::disjoint::Disjoint;
 use crate::numeric::simd::vectorized;
 use crate::ops::optim::rounded::{Rounded, SharedRounded};
-use crate::ops::optim::sq_norm::sq_norm_block;
 use crate::ops::optim::step::{DeviceStepParams, StepParams, dispatch_update};
 use crate::ops::rows::for_rows;
 use crate::{DType, Device, Element, Error, Real, Result, Tensor, cuda, dispatch_float};
-
-/// Columns per task of column sums: in f32, four cache lines of each row.
-const COLUMNS: usize = 64;
-const LANES: usize = 16;
 
 /// Sums of squares of `grads` over every row and every column, in f64.
 ///
@@ -69,33 +65,9 @@ pub fn square_sums(
     let _span = kernel_span!("adafactor_sums", grads.dtype(), 0, [grads, grads] => [rows, columns]);
     let (rows, columns) = (rows.as_mut_slice()?, columns.as_mut_slice()?);
     dispatch_float!("adafactor", grads.dtype(), G => {
-        sum_squares(grads.device(), shape, grads.as_slice::<G>()?, rows, columns);
+        sums::sum_squares(grads.device(), shape, grads.as_slice::<G>()?, rows, columns);
     });
     Ok(())
-}
-
-fn sum_squares<G: Element>(
-    device: &Device,
-    shape: &MatrixBatch,
-    grads: &[G],
-    rows: &mut [f64],
-    columns: &mut [f64],
-) {
-    let width = shape.columns;
-    for_rows(device, (rows, 1), grads.len(), |first, rows| {
-        for (i, sum) in rows.iter_mut().enumerate() {
-            *sum = sq_norm_block(&grads[(first + i) * width..][..width]);
-        }
-    });
-    let (matrix, blocks) = (shape.rows * width, width.div_ceil(COLUMNS));
-    let sums = Disjoint::new(columns);
-    device.for_each(shape.count * blocks, grads.len(), &|task| {
-        let (index, start) = (task / blocks, task % blocks * COLUMNS);
-        let len = COLUMNS.min(width - start);
-        // SAFETY: tasks take consecutive blocks of columns.
-        let sums = unsafe { sums.part(index * width + start, len) };
-        column_block(&grads[index * matrix..][..matrix], width, start, sums);
-    });
 }
 
 /// The sum of squares of the unclipped update, as one f64 element.
@@ -136,7 +108,7 @@ fn sum_updates<G: Element>(
             let row = first + i;
             let columns = &columns[row / shape.rows * width..][..width];
             let scale = rows[row].f64() * grad_scale;
-            *sum = scale * scale * weighted_sq_norm(&grads[row * width..][..width], columns);
+            *sum = scale * scale * sums::weighted_sq_norm(&grads[row * width..][..width], columns);
         }
     });
     sums.iter().sum()
@@ -259,27 +231,6 @@ fn step_all<T: Element, G: Element<Acc = T::Acc>, D: Element<Acc = T::Acc>>(
 }
 
 vectorized! {
-    fn column_block<G: Element>(matrix: &[G], width: usize, start: usize, sums: &mut [f64]) {
-        sums.fill(0.0);
-        for row in matrix.chunks_exact(width) {
-            for (sum, x) in sums.iter_mut().zip(&row[start..]) {
-                let x = x.acc().f64();
-                *sum += x * x;
-            }
-        }
-    }
-
-    fn weighted_sq_norm<G: Element>(grads: &[G], columns: &[G::Acc]) -> f64 {
-        let mut lanes = [0.0_f64; LANES];
-        for (grads, columns) in grads.chunks(LANES).zip(columns.chunks(LANES)) {
-            for ((lane, g), c) in lanes.iter_mut().zip(grads).zip(columns) {
-                let u = g.acc().f64() * c.f64();
-                *lane += u * u;
-            }
-        }
-        lanes.into_iter().sum()
-    }
-
     fn step_row<T: Element, G: Element<Acc = T::Acc>>(
         weights: &mut [T],
         grads: &[G],

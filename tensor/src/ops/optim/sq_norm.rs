@@ -16,7 +16,7 @@ const BLOCK: usize = 16 * 1024;
 const LANES: usize = 16;
 
 vectorized! {
-    pub(crate) fn sq_norm_block<T: Element>(x: &[T]) -> f64 {
+    fn sq_norm_block<T: Element>(x: &[T]) -> f64 {
         let mut lanes = [0.0_f64; LANES];
         let chunks = x.chunks_exact(LANES);
         let rest = chunks.remainder();

@@ -21,7 +21,7 @@ pub async fn send_recv(
     for round in 0.. {
         let sends = outgoing.next();
         if let Some(place) = sends.clone() {
-            // SAFETY: `run` settles, and nothing here writes `output`.
+            // SAFETY: `run` waits until it is sent, or its caller gives it up, and nothing here writes `output`.
             unsafe { links.to(to)?.lend(&output[place]).await? };
         }
         if round < WINDOW {
@@ -75,7 +75,7 @@ pub async fn reduce_scatter_narrow(
         for to in links.others() {
             let place = clip(&parts[to], start, PIECE);
             if !place.is_empty() {
-                // SAFETY: `run` settles. Only this rank's own part is written here; an all-gather that
+                // SAFETY: `run` waits until it is sent, or its caller gives it up. Only this rank's own part is written here; an all-gather that
                 // follows writes the others when their owners have received what was sent.
                 unsafe { links.to(to)?.lend(&bytes[place]).await? };
             }
@@ -119,7 +119,7 @@ pub async fn reduce_scatter_small(
     for to in links.others() {
         let place = parts[to].clone();
         if !place.is_empty() {
-            // SAFETY: `run` settles. Only this rank's own part is written here; an all-gather that follows writes the
+            // SAFETY: `run` waits until it is sent, or its caller gives it up. Only this rank's own part is written here; an all-gather that follows writes the
             // others when their owners have received what was sent.
             unsafe { links.to(to)?.lend(&bytes[place]).await? };
         }
@@ -152,7 +152,7 @@ pub async fn all_gather_small(
 ) -> ChannelResult<()> {
     let own = parts[links.rank].clone();
     for to in links.others().into_iter().filter(|_| !own.is_empty()) {
-        // SAFETY: `run` settles, and nothing here writes this rank's part.
+        // SAFETY: `run` waits until it is sent, or its caller gives it up, and nothing here writes this rank's part.
         unsafe { links.to(to)?.lend(&bytes[own.clone()]).await? };
     }
     links.recv_headers().await?;

@@ -20,7 +20,7 @@ pub async fn broadcast(
             links.from(links.before(1))?.recv(&mut bytes[place.clone()]).await?;
         }
         if sends {
-            // SAFETY: `run` settles, and a piece that has come in does not change again.
+            // SAFETY: `run` waits until it is sent, or its caller gives it up, and a piece that has come in does not change again.
             unsafe { links.to(links.after(1))?.lend(&bytes[place]).await? };
         }
     }
@@ -43,7 +43,7 @@ pub async fn reduce(
     let first = (root + 1) % links.size();
     for place in pieces(bytes.len()) {
         if links.rank == first {
-            // SAFETY: `run` settles, and only the root writes its bytes.
+            // SAFETY: `run` waits until it is sent, or its caller gives it up, and only the root writes its bytes.
             unsafe { links.to(links.after(1))?.lend(&bytes[place]).await? };
         } else if links.rank == root {
             let left = links.from(links.before(1))?;
@@ -120,7 +120,7 @@ pub async fn scatter(
 pub async fn send(links: &mut PeerChannels, to: usize, bytes: &[u8]) -> ChannelResult<()> {
     let to = links.to(to)?;
     for place in pieces(bytes.len()) {
-        // SAFETY: `run` settles, and nothing here writes what is sent.
+        // SAFETY: `run` waits until it is sent, or its caller gives it up, and nothing here writes what is sent.
         unsafe { to.lend(&bytes[place]).await? };
     }
     Ok(())

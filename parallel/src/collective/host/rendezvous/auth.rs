@@ -61,7 +61,8 @@ impl Secret {
     /// Proves this end's knowledge and checks the other's, as the end that has connected.
     pub async fn connect(&self, stream: impl Into<Stream>) -> Result<Connection> {
         let mut stream = stream.into();
-        let mut session = session(&self.key, &HELLO)?.build_initiator().map_err(wrong)?;
+        let session = session(stream.resolver(), &self.key, &HELLO)?;
+        let mut session = session.build_initiator().map_err(wrong)?;
         let mut first = [0; HELLO.len() + FIRST];
         let (hello, message) = first.split_at_mut(HELLO.len());
         hello.copy_from_slice(&HELLO);
@@ -100,7 +101,8 @@ impl Secret {
             return Err(Error::new(kind, what));
         }
         let first: [u8; FIRST] = read(&mut stream).await?;
-        let mut session = session(&self.key, &HELLO)?.build_responder().map_err(wrong)?;
+        let session = session(stream.resolver(), &self.key, &HELLO)?;
+        let mut session = session.build_responder().map_err(wrong)?;
         let mut wish = [0; WISH];
         if session.read_message(&first, &mut wish).is_err() {
             stream.write_all(&REFUSED).await?;

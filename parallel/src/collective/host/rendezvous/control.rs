@@ -23,6 +23,7 @@ use tokio::sync::oneshot;
 use tokio::task::spawn_local;
 use tokio::time::{Instant, timeout, timeout_at};
 
+use super::super::runtime::awake::awake_for;
 use super::super::runtime::census::{Census, Query};
 use super::super::runtime::diagnosis::OTHERS_FIRST;
 use super::super::runtime::watched::Watched;
@@ -216,19 +217,28 @@ impl Control {
         }
     }
 
-    /// Asks ranks whether they have entered calls. One that is silent, or behind a silent one, is the error.
+    /// Asks ranks whether they have entered calls.
     pub async fn ask(&self, group: GroupId, questions: &[(usize, Entry)]) -> Vec<Reply> {
-        let deadline = Instant::now() + ANSWER;
         let ask = |&(rank, entry): &(usize, Entry)| {
             self.question(rank, |question| Body::Ask { question, group, entry })
         };
-        let asked: Vec<_> = questions.iter().map(ask).collect();
-        let mut replies = Vec::with_capacity(asked.len());
-        for (&(rank, _), mut question) in questions.iter().zip(asked) {
-            replies.push(match timeout_at(deadline, &mut question.answer).await {
-                Ok(Ok(Body::Answer { answer, .. })) => Ok(answer),
-                _ => Err(rank),
-            });
+        let mut asked: Vec<_> = questions.iter().map(ask).collect();
+        let mut replies: Vec<Reply> = vec![None; asked.len()];
+        let answer = |body| match body {
+            Body::Answer { answer, .. } => Some(answer),
+            _ => None,
+        };
+        let all = async {
+            for (reply, question) in replies.iter_mut().zip(&mut asked) {
+                *reply = (&mut question.answer).await.ok().and_then(answer);
+            }
+        };
+        awake_for(ANSWER, all).await;
+        // Those behind the first that has not answered may have.
+        for (reply, question) in replies.iter_mut().zip(&mut asked) {
+            if reply.is_none() {
+                *reply = question.answer.try_recv().ok().and_then(answer);
+            }
         }
         replies
     }
@@ -255,7 +265,7 @@ impl Control {
             let ended = self.ended.wait_for(|ended| ended.is_superset(&below));
             tokio::select! {
                 biased;
-                _ = timeout(limit, ended) => {}
+                _ = awake_for(limit, ended) => {}
                 () = self.shared.failed() => self.tell_failure(),
             }
         }

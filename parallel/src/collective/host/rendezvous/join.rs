@@ -17,6 +17,7 @@ use super::control::Control;
 use super::frame::{self, Admission, Introduction, Purpose};
 use super::listen::{Entrance, listen};
 use super::net_rendezvous::seen_from_here;
+use super::network::Network;
 use super::welcome::{COME_AGAIN, Welcome, failed, reason};
 use crate::collective::host::silence::blame;
 use crate::collective::tree;
@@ -24,6 +25,9 @@ use crate::descriptors::explained;
 
 /// Longest time in which all come to their parents, once they have come to rank 0.
 pub const CONNECTING: Duration = Duration::from_secs(60);
+
+/// Longest time in which rank 0's machine gets its name.
+const NAMED: Duration = Duration::from_secs(30);
 
 /// The result of a rendezvous.
 pub struct Met {
@@ -49,7 +53,7 @@ pub async fn meet(
 ) -> Result<Met> {
     let RankConfig { rank, size, master, port, job_id, .. } = config;
     let deadline = self::deadline(config.world.timeout);
-    let address = resolve(master, *port).await?;
+    let address = resolve(master, *port, &connector.network).await?;
     // Anybody can know the empty one.
     let has_secret = config.secret.as_ref().is_some_and(|secret| !secret.is_empty());
     if !has_secret && !address.ip().is_loopback() {
@@ -157,13 +161,14 @@ async fn ask_for_parent(
     (deadline, timeout): (Instant, Duration),
     what: &str,
 ) -> Result<(SocketAddr, u64, Instant)> {
-    let failed_to_connect = |error: std::io::Error| failed(error.to_string());
+    let gone = |error: std::io::Error| failed(format!("{what}; rank 0 is gone: {error}"));
+    let mut is_lost = false;
     let (mut listens, mut pause, mut limit, mut known) = (false, PAUSE, deadline, None);
     loop {
         let mut stream = connector
             .connect(0, (master, listens), join, limit)
             .await
-            .map_err(failed_to_connect)?;
+            .map_err(|error| if is_lost { gone(error) } else { failed(error.to_string()) })?;
         let deadline = *known.get_or_insert_with(|| self::deadline(timeout) + PAUSE * 20);
         let answer = timeout_at(deadline, frame::read(&mut stream)).await;
         match answer.map_err(|_| failed(what.to_string()))? {
@@ -179,24 +184,48 @@ async fn ask_for_parent(
             }
             Ok(Admission::Refused(why)) => return Err(failed(why)),
             Ok(_) => return Err(failed("rank 0 answers something else".to_string())),
-            Err(error) => return Err(failed(format!("{what}; rank 0 is gone: {error}"))),
+            // The connection alone may be lost. If nobody listens any more, rank 0 is gone.
+            Err(_) if !std::mem::replace(&mut is_lost, true) => {
+                drop(stream);
+                (listens, limit) = (true, deadline + COME_AGAIN * 2);
+                sleep(connector.network.jittered(PAUSE)).await;
+            }
+            Err(error) => return Err(gone(error)),
         }
     }
 }
 
-async fn resolve(host: &str, port: u16) -> Result<SocketAddr> {
-    let found = lookup_host((host, port)).await.map_err(|error| error.to_string());
-    // IPv4 first: names of the machine itself often have both, and not everybody listens at both.
-    let mut found: Vec<_> = found.map_err(|e| failed(format!("{host}: {e}")))?.collect();
-    found.sort_by_key(SocketAddr::is_ipv6);
-    found.first().copied().ok_or_else(|| failed(format!("{host} has no address")))
+/// Looks the address of a name up. Where a cluster names machines while they start, the name may come later than this rank.
+async fn resolve(host: &str, port: u16, network: &Network) -> Result<SocketAddr> {
+    let until = Instant::now() + NAMED;
+    for attempt in 0.. {
+        let why = match lookup_host((host, port)).await {
+            Ok(found) => {
+                // IPv4 first: names of the machine itself often have both, and not everybody listens at both.
+                let mut found: Vec<_> = found.collect();
+                found.sort_by_key(SocketAddr::is_ipv6);
+                match found.first() {
+                    Some(&address) => return Ok(address),
+                    None => "it has no address".to_string(),
+                }
+            }
+            Err(error) => error.to_string(),
+        };
+        if Instant::now() >= until {
+            return Err(failed(format!("{host}: {why}")));
+        }
+        if attempt == 0 {
+            network.warn(&format!("{host}: {why}; trying again for {NAMED:?}"));
+        }
+        sleep(network.jittered(PAUSE * 10)).await;
+    }
+    unreachable!("it tries until it returns")
 }
 
 #[cfg(test)]
 mod tests {
     use super::super::auth::Secret;
     use super::super::config::{Encryption, Transport};
-    use super::super::network::Network;
     use super::super::simulation::in_calm_networks;
     use super::*;
     use crate::collective::WorldConfig;

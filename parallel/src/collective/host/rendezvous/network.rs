@@ -1,5 +1,6 @@
 //! The network that ranks meet in: the system's, or in tests a simulated one.
 
+use snow::resolvers::BoxedCryptoResolver;
 use std::io::{self, ErrorKind};
 use std::net::SocketAddr;
 use std::pin::Pin;
@@ -8,8 +9,13 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
 
+use super::super::transport::seal::Resolver;
 #[cfg(test)]
-use super::simulation::{Host, SimulatedListener, SimulatedStream};
+use super::simulation::{self, Host, SimulatedListener, SimulatedStream};
+
+/// Time after which the system gives up a connection whose bytes are not acknowledged.
+#[cfg(target_os = "linux")]
+const UNACKNOWLEDGED: Duration = Duration::from_secs(30);
 
 /// A network, as one process sees it.
 #[derive(Clone)]
@@ -126,7 +132,17 @@ impl Listener {
 }
 
 impl Stream {
-    /// Lets the system notice within half a minute when a machine dies without closing its connections.
+    /// The cryptography of the connection.
+    pub fn resolver(&self) -> BoxedCryptoResolver {
+        match self {
+            Stream::Tcp(_) => Box::new(Resolver::default()),
+            #[cfg(test)]
+            Stream::Simulated(_) => simulation::resolver(),
+        }
+    }
+
+    /// Lets the system notice within a minute when a machine dies without closing its connections. While bytes that were sent
+    /// are not acknowledged it sends no probes, so these have a time of their own.
     pub fn keep_alive(&self) {
         match self {
             Stream::Tcp(stream) => {
@@ -135,7 +151,10 @@ impl Stream {
                     .with_interval(Duration::from_secs(5))
                     .with_retries(4);
                 // Without it a dead machine is noticed by its silence.
-                let _ = socket2::SockRef::from(stream).set_tcp_keepalive(&keep_alive);
+                let socket = socket2::SockRef::from(stream);
+                let _ = socket.set_tcp_keepalive(&keep_alive);
+                #[cfg(target_os = "linux")]
+                let _ = socket.set_tcp_user_timeout(Some(UNACKNOWLEDGED));
             }
             #[cfg(test)]
             Stream::Simulated(stream) => stream.keep_alive(),

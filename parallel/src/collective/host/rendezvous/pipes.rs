@@ -12,6 +12,7 @@ use super::network::Stream;
 
 /// Makes pipes of a connection, together with the other end. Must be called on the progress thread.
 pub async fn pipes(mut connection: Connection, transport: Transport) -> io::Result<Pipes> {
+    connection.stream().keep_alive();
     let mine = match transport {
         Transport::Auto => shm::offer()?,
         Transport::Tcp => None,

@@ -143,7 +143,8 @@ impl<'a> Welcome<'a> {
             Some(format!("rank {rank} believes in {} ranks, rank 0 in {size}", new.size))
         } else if rank == 0 || rank >= size {
             Some(format!("there is no place for rank {rank} of {size}"))
-        } else if self.missing.remove(&rank) || (comes_again() && self.later.remove(&rank)) {
+        } else if self.missing.remove(&rank) || comes_again() {
+            self.later.remove(&rank);
             None
         } else {
             Some(format!("rank {rank} is here already"))

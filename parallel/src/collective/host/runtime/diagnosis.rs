@@ -46,13 +46,18 @@ impl GroupTask {
         let query = all.map(|entry| Query { group: self.id, members: members(), entry });
         let (replies, census) =
             tokio::join!(self.rendezvous.ask(self.id, &questions), self.rendezvous.census(query));
-        let asked =
-            questions.into_iter().zip(replies).filter_map(|((rank, entry), reply)| match reply {
-                Ok(answer) if !answer.entered => Some((rank, entry, answer)),
-                Ok(_) | Err(_) => None,
-            });
+        let mut unheard = Vec::new();
+        let mut asked = Vec::new();
+        for ((rank, entry), reply) in questions.into_iter().zip(replies) {
+            match reply {
+                Some(answer) if !answer.entered => asked.push((rank, entry, answer)),
+                Some(_) => {}
+                None => unheard.push(rank),
+            }
+        }
         let counted = census.missing.into_iter().map(|(rank, answer)| (rank, entries[0], answer));
-        let (silent, missing) = (census.silent, asked.chain(counted).collect::<Vec<_>>());
+        let (silent, missing) =
+            (census.silent, asked.into_iter().chain(counted).collect::<Vec<_>>());
         // Ranks that wait themselves know better for whom: they have waited nearly as long.
         if silent.is_empty()
             && !missing.is_empty()
@@ -67,7 +72,9 @@ impl GroupTask {
         let (Some((_, awaited, _)), None) = (missing.first(), &silent) else {
             let unreached =
                 self.rendezvous.unreached(self.id).map(|stands| format!("where {stands}"));
-            let why = silent.or(unreached).unwrap_or_else(|| {
+            let unheard = (!unheard.is_empty())
+                .then(|| format!("and {} did not say whether it has", list(unheard.into_iter())));
+            let why = silent.or(unreached).or(unheard).unwrap_or_else(|| {
                 "though all ranks entered it: allow more time, or look for a rank that is stuck"
                     .into()
             });

@@ -5,6 +5,7 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::thread::JoinHandle;
+use std::time::Duration;
 use tokio::runtime::{Builder, EnterGuard, Handle};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::task::{JoinSet, LocalSet};
@@ -13,6 +14,9 @@ use crate::collective::host::runtime::world_health::WorldHealth;
 
 /// Makes a task on the progress thread.
 type Spawn = Box<dyn FnOnce() -> Pin<Box<dyn Future<Output = ()>>> + Send>;
+
+/// Time that the thread waits at its end for copies that a device does not finish.
+const BLOCKED: Duration = Duration::from_secs(5);
 
 /// A request to the progress thread.
 enum TaskRequest {
@@ -41,7 +45,10 @@ impl ProgressThread {
         let handle = runtime.handle().clone();
         let thread = std::thread::Builder::new()
             .name(format!("collectives of rank {rank}"))
-            .spawn(move || LocalSet::new().block_on(&runtime, drive(rank, shared, receiver)))
+            .spawn(move || {
+                LocalSet::new().block_on(&runtime, drive(rank, shared, receiver));
+                runtime.shutdown_timeout(BLOCKED);
+            })
             .map_err(failed)?;
         Ok(ProgressThread { orders: Some(orders), thread: Some(thread), runtime: handle })
     }

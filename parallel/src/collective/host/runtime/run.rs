@@ -27,7 +27,7 @@ pub struct Locked<'a> {
 /// that of what it sends and that of what it receives.
 ///
 /// The memory is locked here and stays so as long as `locked` lives. If this fails, or is not run to its end,
-/// memory may still be lent and must stay locked until [`PeerChannels::revoke`] has returned.
+/// memory may still be lent and must stay locked until [`PeerChannels::cancel_sends`] has returned.
 pub async fn run<'a>(
     links: &mut PeerChannels,
     call: &Call,

@@ -149,7 +149,7 @@ impl Rendezvous for ThreadRendezvous {
         group: GroupId,
         questions: &'a [(usize, Entry)],
     ) -> Pin<Box<dyn Future<Output = Vec<Reply>> + 'a>> {
-        let answer = |&(rank, entry)| Ok(self.shared.answer(group, rank, entry));
+        let answer = |&(rank, entry)| Some(self.shared.answer(group, rank, entry));
         Box::pin(ready(questions.iter().map(answer).collect()))
     }
 

@@ -69,9 +69,8 @@ impl Answer {
     }
 }
 
-/// The result of asking a rank: its answer, or the number of the rank that does not answer. That is the rank asked, or
-/// one that should have passed the question on.
-pub type Reply = std::result::Result<Answer, usize>;
+/// The result of asking a rank: its answer, if that has come in time.
+pub type Reply = Option<Answer>;
 
 impl CallCounters {
     /// Counts one more of `kind` and returns its number.

@@ -8,7 +8,7 @@
 //! 5; crate `snow`). A record that was changed, left out, repeated or moved does not open, and ends the connection.
 
 use snow::params::{CipherChoice, DHChoice, HashChoice, NoiseParams};
-use snow::resolvers::{CryptoResolver, DefaultResolver};
+use snow::resolvers::{BoxedCryptoResolver, CryptoResolver, DefaultResolver};
 use snow::types::{Cipher, Dh, Hash, Random};
 use snow::{Builder, StatelessTransportState};
 use std::io::{Error, ErrorKind, Result};
@@ -29,17 +29,22 @@ pub const PAYLOAD: usize = u16::MAX as usize - TAG;
 /// Bytes that an [`Opener`] holds: two whole records.
 const HELD: usize = 2 * (LENGTH + u16::MAX as usize);
 
-/// Begins a handshake in which both ends must know `key`, and have the same `prologue`.
+/// Begins a handshake in which both ends must know `key`, and have the same `prologue`, with the cryptography of a resolver.
 ///
 /// Errors if the system has no random numbers.
-pub fn session<'a>(key: &'a [u8; 32], prologue: &'a [u8]) -> Result<Builder<'a>> {
+pub fn session<'a>(
+    resolver: BoxedCryptoResolver,
+    key: &'a [u8; 32],
+    prologue: &'a [u8],
+) -> Result<Builder<'a>> {
     let pattern: NoiseParams = PATTERN.parse().map_err(wrong)?;
-    let builder = Builder::with_resolver(pattern, Box::new(Resolver(DefaultResolver)));
+    let builder = Builder::with_resolver(pattern, resolver);
     builder.psk(0, key).and_then(|builder| builder.prologue(prologue)).map_err(wrong)
 }
 
 /// Takes random bytes from the system, and everything else from `snow`.
-struct Resolver(DefaultResolver);
+#[derive(Default)]
+pub struct Resolver(DefaultResolver);
 
 struct System;
 
@@ -204,8 +209,9 @@ pub(in crate::collective::host) mod tests {
 
     /// The two ends of a session.
     pub fn both_ends() -> [Seal; 2] {
-        let mut first = session(&[7; 32], b"").unwrap().build_initiator().unwrap();
-        let mut second = session(&[7; 32], b"").unwrap().build_responder().unwrap();
+        let begin = || session(Box::new(Resolver::default()), &[7; 32], b"").unwrap();
+        let mut first = begin().build_initiator().unwrap();
+        let mut second = begin().build_responder().unwrap();
         let (mut message, mut payload) = ([0; 128], [0; 128]);
         let len = first.write_message(&[], &mut message).unwrap();
         second.read_message(&message[..len], &mut payload).unwrap();

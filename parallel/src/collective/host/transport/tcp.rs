@@ -184,7 +184,7 @@ impl Queue {
 
 /// Writes what did not fit into the socket, until the writer is dropped.
 async fn write_rest(state: Arc<ConnectionState>) {
-    while Arc::strong_count(&state) > 1 {
+    while state.queue().broken.is_none() {
         state.work.notified().await;
         while !state.queue().items.is_empty() {
             if state.stream.writable().await.is_err() {
@@ -363,4 +363,32 @@ fn has_come(stream: &TcpStream) -> bool {
     let mut socket = libc::pollfd { fd: stream.as_raw_fd(), events: libc::POLLIN, revents: 0 };
     // SAFETY: `socket` is one such record, borrowed for the call.
     unsafe { libc::poll(&mut socket, 1, 0) > 0 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+    use tokio::net::TcpListener;
+    use tokio::runtime::Builder;
+    use tokio::task::{LocalSet, spawn_local};
+    use tokio::time::timeout;
+
+    /// A writer may be dropped by any thread, at any moment of its task: the task ends, and the socket with it.
+    #[test]
+    fn the_task_of_a_dropped_writer_ends() {
+        let runtime = Builder::new_current_thread().enable_all().build().unwrap();
+        LocalSet::new().block_on(&runtime, async {
+            let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+            for _ in 0..500 {
+                let stream = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+                let (writer, reader, task) = pipes(stream, None);
+                let _other = listener.accept().await.unwrap();
+                let task = spawn_local(task);
+                let dropping = std::thread::spawn(move || drop((writer, reader)));
+                timeout(Duration::from_secs(20), task).await.expect("it ends").unwrap();
+                dropping.join().unwrap();
+            }
+        });
+    }
 }

@@ -3,8 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::oneshot;
-use tokio::time::{Instant, sleep, timeout_at};
+use tokio::time::{Instant, sleep};
 
+use super::super::super::runtime::awake::awake_for;
 use super::super::super::runtime::census::{Census, Query};
 use super::super::frame::Body;
 use super::{ANSWER, Control, has_left, lock};
@@ -72,7 +73,8 @@ impl Control {
     ) -> Option<Census> {
         let mut heard = asked_at;
         loop {
-            if let Ok(counted) = timeout_at(heard + ANSWER, &mut counted).await {
+            let left = (heard + ANSWER).saturating_duration_since(Instant::now());
+            if let Some(counted) = awake_for(left, &mut counted).await {
                 return counted.ok();
             }
             match lock(&self.heard).get(&peer) {

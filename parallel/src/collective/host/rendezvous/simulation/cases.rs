@@ -164,3 +164,15 @@ fn who_was_turned_away_is_named_when_ranks_are_missing() {
         ],
     );
 }
+
+/// The meeting and the end of the table in docs/collectives.md, with everything that a connection takes.
+#[test]
+fn a_meeting_and_an_end_take_what_the_table_says() {
+    for size in [2, 5, 22, 85, 128] {
+        let outcome = run(&Scenario::calm(size, TIMEOUT), async |_, _| Ok(()));
+        assert!(outcome.ends.iter().flatten().all(|end| end.result.is_ok()), "{outcome:?}");
+        let (others, sent) = (size as u64 - 1, outcome.volume);
+        assert_eq!(sent.connections, 2 * others);
+        assert!(sent.packets <= 16 * others && sent.bytes <= 730 * others, "{size}: {sent:?}");
+    }
+}

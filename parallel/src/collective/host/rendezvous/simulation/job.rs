@@ -11,7 +11,7 @@ use tokio::time::{Instant, sleep, timeout};
 use super::dice::Dice;
 use super::faults::{Fault, Scenario, When};
 use super::host::{Host, Running};
-use super::network::{Life, Wires};
+use super::network::{Life, Volume, Wires};
 use super::rank::{Disk, Member, Rank};
 use super::stranger;
 
@@ -37,6 +37,8 @@ pub struct Outcome {
     pub happened: Vec<(Fault, Duration)>,
     /// The moment at which the last rank has met the others, if all have.
     pub met: Option<Duration>,
+    /// What all processes have sent.
+    pub volume: Volume,
     /// What is on the disk.
     pub disk: Disk,
     /// Equal for two runs in which the same has happened.
@@ -170,6 +172,7 @@ impl Job {
                 .max()
                 .filter(|_| state.met.len() == self.scenario.size)
                 .map(|at| since(*at)),
+            volume: state.volume,
             disk: self.disk.lock().unwrap().clone(),
             digest: state.digest,
         }

@@ -1,7 +1,7 @@
 //! Whole jobs of simulated processes, in a simulated network and in simulated time: a seed decides about everything.
 //!
 //! Each rank runs the code that a process runs, from the meeting to the last goodbye, on a runtime whose clock is paused and
-//! goes on when nobody has anything to do. Only the system is replaced: connections ([`wire`], [`stream`]), those who listen
+//! goes on when nobody has anything to do. Only the system is replaced: connections ([`wire`], [`stream`], [`exchange`]), those who listen
 //! and processes that are stopped or killed ([`host`]), and the state of all that ([`network`]). [`faults`] draws what goes
 //! wrong, [`job`] runs it with [`training`] on each rank, and [`verdict`] says whether the ranks did what they must.
 //! [`cases`] are single things that went wrong, or might have.
@@ -14,6 +14,7 @@
 
 mod cases;
 mod dice;
+mod exchange;
 mod faults;
 mod host;
 mod job;
@@ -26,6 +27,7 @@ mod training;
 mod verdict;
 mod wire;
 
+pub use exchange::resolver;
 pub use host::{Host, SimulatedListener};
 pub use stream::SimulatedStream;
 

@@ -37,6 +37,17 @@ pub struct Process {
     pub packets: u64,
 }
 
+/// What all processes have sent.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Volume {
+    /// Connections that were made.
+    pub connections: u64,
+    /// Writes of a process.
+    pub packets: u64,
+    /// Bytes of them.
+    pub bytes: u64,
+}
+
 /// Processes that do not reach the others, nor these them.
 struct Cut {
     side: BTreeSet<usize>,
@@ -54,6 +65,8 @@ pub struct State {
     pub next_port: u16,
     /// All connections.
     pub wires: Vec<Weak<Mutex<Wire>>>,
+    /// All that was sent.
+    pub volume: Volume,
     /// Faults that have happened.
     pub happened: Vec<(Fault, Instant)>,
     /// The moments at which ranks have met all others.
@@ -84,6 +97,7 @@ impl Wires {
             cuts: Vec::new(),
             next_port: 40_000,
             wires: Vec::new(),
+            volume: Volume::default(),
             happened: Vec::new(),
             met: Vec::new(),
             begun: Instant::now(),
@@ -133,6 +147,8 @@ impl State {
     /// Counts a packet that a process writes, and lets the faults happen that wait for it.
     pub fn written(&mut self, process: usize, len: usize) {
         self.processes[process].packets += 1;
+        self.volume.packets += u64::from(len > 0);
+        self.volume.bytes += len as u64;
         self.note([process as u64, len as u64]);
         let packets = self.processes[process].packets;
         let is_due = |when: &When| matches!(*when, When::Packet(who, count) if (who, count) == (process, packets));

@@ -109,7 +109,7 @@ impl Member {
         let RankConfig { rank, world, .. } = &self.config;
         let own = ranks.iter().position(|member| member == rank).expect("a rank of its groups");
         let bytes = name.bytes().map(u64::from).chain([ranks[0] as u64, ranks.len() as u64]);
-        let id = bytes.fold(7, |id, byte| id * 257 + byte);
+        let id = bytes.fold(7_u64, |id, byte| id.wrapping_mul(257).wrapping_add(byte));
         let ranks = Arc::<[usize]>::from(ranks);
         let task = GroupTask {
             name: Arc::from(name),

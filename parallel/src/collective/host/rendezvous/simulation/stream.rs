@@ -32,7 +32,9 @@ impl SimulatedStream {
     /// Both ends of a new connection.
     pub fn new(network: &Wires, processes: [usize; 2]) -> [SimulatedStream; 2] {
         let wire = Arc::new(Mutex::new(Wire::new(processes)));
-        network.state().wires.push(Arc::downgrade(&wire));
+        let mut state = network.state();
+        state.wires.push(Arc::downgrade(&wire));
+        state.volume.connections += 1;
         [0, 1].map(|side| SimulatedStream {
             network: network.clone(),
             wire: wire.clone(),

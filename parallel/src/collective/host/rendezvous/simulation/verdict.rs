@@ -102,7 +102,7 @@ fn blamed(scenario: &Scenario, outcome: &Outcome, fault: &Fault) -> Option<Strin
         false => Duration::ZERO,
     };
     let work = 3 * scenario.starts + 10 * scenario.work + weather;
-    let has_met = outcome.met.is_some_and(|met| met < at);
+    let has_met = outcome.met.is_some_and(|met| happened.is_none_or(|at| met < at));
     let bound = match fault {
         Fault::Kill(_) | Fault::Reset(_) if has_met => AT_ONCE,
         Fault::Fails(..) | Fault::Disagrees(_) | Fault::DiskFull(_) => AT_ONCE,

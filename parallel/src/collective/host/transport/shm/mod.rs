@@ -197,6 +197,7 @@ impl ShmWriter {
     /// Forbids to read what was lent. A reader that is at it will find out before it uses it.
     pub fn cancel_sends(&mut self) {
         self.ring.revoked().store(1, Ordering::SeqCst);
+        fence(Ordering::SeqCst); // before the owner changes what was lent
     }
 }
 

@@ -1,0 +1,109 @@
+//! Sums of squares over rows and columns in one pass over the gradients.
+//!
+//! Matrices are cut into tiles by their shape alone. A task sums one tile, whose sums of columns stay in the cache; then the
+//! parts of each row and column are added in order.
+
+use crate::numeric::disjoint::Disjoint;
+use crate::numeric::simd::vectorized;
+use crate::ops::optim::adafactor::MatrixBatch;
+use crate::ops::rows::for_rows;
+use crate::{Device, Element, Real};
+
+/// Rows and columns of a tile, at most.
+const TILE: [usize; 2] = [256, 512];
+
+const LANES: usize = 16;
+
+pub(super) fn sum_squares<G: Element>(
+    device: &Device,
+    shape: &MatrixBatch,
+    grads: &[G],
+    rows: &mut [f64],
+    columns: &mut [f64],
+) {
+    let MatrixBatch { count, rows: height, columns: width } = *shape;
+    if device.is_fake() {
+        return; // the parts would take memory that grows with the model
+    }
+    if grads.is_empty() {
+        rows.fill(0.0);
+        return columns.fill(0.0);
+    }
+    let [down, across] = [height.div_ceil(TILE[0]), width.div_ceil(TILE[1])];
+    let (tile_rows, tile_columns) = (height.div_ceil(down), width.div_ceil(across));
+    let mut of_rows = vec![0.0; count * across * height];
+    let mut of_columns = vec![0.0; count * down * width];
+    let (row_parts, column_parts) = (Disjoint::new(&mut of_rows), Disjoint::new(&mut of_columns));
+    device.for_each(count * down * across, grads.len(), &|task| {
+        let (matrix, i, j) = (task / across / down, task / across % down, task % across);
+        let (first, start) = (i * tile_rows, j * tile_columns);
+        let [n_rows, n_columns] = [tile_rows.min(height - first), tile_columns.min(width - start)];
+        // SAFETY: every tile has its own parts.
+        let (rows, columns) = unsafe {
+            (
+                row_parts.part((matrix * across + j) * height + first, n_rows),
+                column_parts.part((matrix * down + i) * width + start, n_columns),
+            )
+        };
+        add_squares(&grads[(matrix * height + first) * width + start..], width, rows, columns);
+    });
+    add_parts(device, rows, &of_rows, height);
+    add_parts(device, columns, &of_columns, width);
+}
+
+/// Adds the parts of each vector of `len` elements: as many for each as there are elements in `parts` for one in `sums`.
+fn add_parts(device: &Device, sums: &mut [f64], parts: &[f64], len: usize) {
+    let count = parts.len() / sums.len();
+    for_rows(device, (sums, len), parts.len() / 8, |first, sums| {
+        for (i, sums) in sums.chunks_exact_mut(len).enumerate() {
+            let mut parts = parts[(first + i) * count * len..][..count * len].chunks_exact(len);
+            sums.copy_from_slice(parts.next().expect("a part at least"));
+            for part in parts {
+                sums.iter_mut().zip(part).for_each(|(sum, part)| *sum += part);
+            }
+        }
+    });
+}
+
+vectorized! {
+    /// Sums the squares of a tile whose rows are `width` elements apart.
+    fn add_squares<G: Element>(grads: &[G], width: usize, rows: &mut [f64], columns: &mut [f64]) {
+        let whole = columns.len() / LANES * LANES;
+        for (grads, sum) in grads.chunks(width).zip(rows) {
+            let mut lanes = [0.0_f64; LANES];
+            let (columns, last_columns) = columns.split_at_mut(whole);
+            let (grads, last_grads) = grads[..whole + last_columns.len()].split_at(whole);
+            for (grads, columns) in grads.chunks_exact(LANES).zip(columns.chunks_exact_mut(LANES)) {
+                for ((lane, column), x) in lanes.iter_mut().zip(columns).zip(grads) {
+                    let square = x.acc().f64() * x.acc().f64();
+                    *lane += square;
+                    *column += square;
+                }
+            }
+            for ((lane, column), x) in lanes.iter_mut().zip(last_columns).zip(last_grads) {
+                let square = x.acc().f64() * x.acc().f64();
+                *lane += square;
+                *column += square;
+            }
+            *sum = lanes.into_iter().sum();
+        }
+    }
+
+    /// The sum of squares of gradients times the factors of their columns.
+    pub(super) fn weighted_sq_norm<G: Element>(grads: &[G], columns: &[G::Acc]) -> f64 {
+        let mut lanes = [0.0_f64; LANES];
+        let (chunks, factors) = (grads.chunks_exact(LANES), columns.chunks_exact(LANES));
+        let (last, last_factors) = (chunks.remainder(), factors.remainder());
+        for (grads, columns) in chunks.zip(factors) {
+            for ((lane, g), &c) in lanes.iter_mut().zip(grads).zip(columns) {
+                let u = (g.acc() * c).f64();
+                *lane = u.mul_add(u, *lane);
+            }
+        }
+        for ((lane, g), &c) in lanes.iter_mut().zip(last).zip(last_factors) {
+            let u = (g.acc() * c).f64();
+            *lane = u.mul_add(u, *lane);
+        }
+        lanes.into_iter().sum()
+    }
+}
