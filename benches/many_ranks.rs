@@ -11,6 +11,7 @@
 //! | `stop` | the same behind SIGSTOP; the timeout is two minutes |
 //! | `suspend` | whether the job goes on behind SIGSTOP of all ranks, and SIGCONT after 10 s |
 //!
+//! It fails if the first step takes over 60 s, or later ones over 120 s, and if a rank has over 40 descriptors or 12 MB.
 //! Results are in `docs/results/soak-results.md`.
 
 use std::path::Path;
@@ -63,8 +64,16 @@ fn main() -> ExitCode {
     let files = ranks
         .iter()
         .map(|rank| std::fs::read_dir(format!("/proc/{rank}/fd")).map_or(0, Iterator::count));
-    tell("file descriptors", files.map(|files| files as f64).collect());
-    tell("share of memory in MiB", ranks.iter().map(|rank| memory(*rank)).collect());
+    let most_files = tell("file descriptors", files.map(|files| files as f64).collect());
+    let memories = ranks.iter().map(|rank| memory(*rank)).collect();
+    let most_memory = tell("share of memory in MiB", memories);
+    let later = steps.windows(2).map(|pair| pair[1] - pair[0]).max().unwrap_or_default();
+    let is_small = most_files <= 40.0 && most_memory * 1.048_576 <= 12.0;
+    let is_soon =
+        steps.first().is_some_and(|first| first.as_secs_f64() <= 60.0) && later.as_secs() <= 120;
+    if !is_small || !is_soon {
+        println!("a limit is exceeded: 60 s, 120 s for each later step, 40 descriptors, 12 MB");
+    }
     let middle = ranks.get(ranks.len() / 2).map(|rank| vec![*rank]).unwrap_or_default();
     let asked = Instant::now();
     let as_wished = match fault {
@@ -103,7 +112,11 @@ fn main() -> ExitCode {
         }
     };
     let _ = std::fs::remove_dir_all(&folder);
-    if steps.len() < STEPS || !as_wished { ExitCode::FAILURE } else { ExitCode::SUCCESS }
+    if steps.len() < STEPS || !as_wished || !is_small || !is_soon {
+        ExitCode::FAILURE
+    } else {
+        ExitCode::SUCCESS
+    }
 }
 
 /// Steps of which the run has written a line.
@@ -153,11 +166,12 @@ fn start(ranks: &str, layout: &[String], folder: &Path) -> Child {
         .expect("the program starts")
 }
 
-/// Prints the most and the mean.
-fn tell(what: &str, of_ranks: Vec<f64>) {
+/// Prints the most and the mean. Returns the most.
+fn tell(what: &str, of_ranks: Vec<f64>) -> f64 {
     let most = of_ranks.iter().copied().fold(0.0, f64::max);
     let mean = of_ranks.iter().sum::<f64>() / of_ranks.len().max(1) as f64;
     println!("{what}: at most {most:.1}, {mean:.1} in the mean of {} ranks", of_ranks.len());
+    most
 }
 
 /// The share of memory of a process, in MiB: a page that others map too counts in part.

@@ -5,7 +5,7 @@
 
 // No library has the program's command line: its files are compiled into this program too.
 #[path = "../../src/cli/mod.rs"]
-#[allow(dead_code, unexpected_cfgs)]
+#[allow(dead_code, unexpected_cfgs, unused_imports)]
 mod cli;
 mod options;
 
