@@ -161,3 +161,46 @@ fn every_call_gives_what_it_promises() -> Result<()> {
         ranks.into_iter().try_for_each(|rank| rank.join().expect("no rank panics"))
     })
 }
+
+/// Lets two ranks sum over each of two communicators, in streams of their own, the second rank in the other order if
+/// `swaps`. Returns whether both sums came within `limit`.
+fn two_communicators(config: &GpuConfig, swaps: bool, limit: Duration) -> Result<bool> {
+    let nccl = Nccl::load(&config.search)?;
+    let ids = [nccl.unique_id()?, nccl.unique_id()?];
+    let sums_came = |rank: usize| -> Result<bool> {
+        let meet = |id| Rank::meet(config, id, rank, 2);
+        let [first, second] = ids.map(meet);
+        let mut both = [first?, second?];
+        let order = if swaps && rank == 1 { [1, 0] } else { [0, 1] };
+        for which in order {
+            let own = &mut both[which];
+            // SAFETY: the memory is the rank's own and is used in its stream alone.
+            unsafe { own.communicator.all_reduce(&own.stream, own.whole(0), Reduction::Sum)? };
+            until_ready(&mut own.communicator)?;
+        }
+        let ends = [both[0].stream.record()?, both[1].stream.record()?];
+        let start = Instant::now();
+        while start.elapsed() < limit {
+            if ends.iter().try_fold(true, |all, end| Ok::<_, Error>(end.has_passed()? && all))? {
+                return Ok(true);
+            }
+            std::thread::sleep(Duration::from_micros(100));
+        }
+        Ok(false)
+    };
+    std::thread::scope(|scope| {
+        let ranks = [0, 1].map(|rank| scope.spawn(move || sums_came(rank)));
+        let [first, second] = ranks.map(|rank| rank.join().expect("no rank panics"));
+        Ok(first? && second?)
+    })
+}
+
+/// The stand-in runs one kernel of a GPU at a time, as a GPU may: of two communicators in two orders none ends.
+#[test]
+fn communicators_in_two_orders_wait_for_each_other() -> Result<()> {
+    let test = "communicators_in_two_orders_wait_for_each_other";
+    let Some(config) = ferrotron_cuda_sim::stand_in(test) else { return Ok(()) };
+    assert!(two_communicators(&config, false, Duration::from_secs(60))?);
+    assert!(!two_communicators(&config, true, Duration::from_millis(300))?);
+    Ok(())
+}

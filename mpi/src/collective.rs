@@ -52,7 +52,7 @@ pub fn with_mpi(mesh: &Mesh, timeout: Duration) -> Result<Mesh> {
         );
         return Err(Error::communication("mpi", message));
     }
-    mesh.map_groups(|group| {
+    mesh.map_groups(|group, _, _| {
         let Some(host) = group.collective() else { return Ok(group.clone()) };
         let (name, rank) = (host.name().to_string(), count(rank)?);
         let made = MpiCollective::new(host.clone(), group, &groups, rank, timeout);

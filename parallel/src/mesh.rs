@@ -9,7 +9,7 @@ use ferrotron_tensor::{Device, Error, Result};
 use std::convert::Infallible;
 use std::sync::Arc;
 
-use crate::collective::{Collective, Group, NcclConfig, World};
+use crate::collective::{Collective, Group, NcclConfig, NcclGroups, World};
 use crate::context_parallel::ContextParallel;
 use crate::tensor_parallel::{SequenceParallel, TensorParallel};
 use stages::MakeGroup;
@@ -253,44 +253,61 @@ impl Mesh {
         &self,
         wrap: &dyn Fn(Arc<dyn Collective>) -> Arc<dyn Collective>,
     ) -> Mesh {
-        let Ok(mesh) = self.map_groups(|group| Ok::<_, Infallible>(group.map_collectives(wrap)));
+        let Ok(mesh) =
+            self.map_groups(|group, _, _| Ok::<_, Infallible>(group.map_collectives(wrap)));
         mesh
     }
 
-    /// The same mesh, with NCCL for tensors on `device`: see [`Group::with_nccl`]. Axes of the same ranks have a
-    /// communicator each.
+    /// The same mesh, whose calls on tensors of `device`, a GPU that no other rank has, NCCL carries out: one after another, in
+    /// the order in which this rank makes them. All ranks must call this, each with its device. Groups of the same ranks
+    /// share a communicator, and the channels between stages have that of all stages.
+    ///
+    /// Errors, naming the remedy, if NCCL is missing; if the others do not come within the timeout.
     pub fn with_nccl(&self, device: &Device, config: &NcclConfig) -> Result<Mesh> {
-        self.map_groups(|group| group.with_nccl(device, config))
+        if self.layout.world() == 1 {
+            return Ok(self.clone());
+        }
+        let mut nccl = NcclGroups::new(device, config)?;
+        self.map_groups(|group, members, all| nccl.group(group, members, all))
     }
 
     /// The same mesh with every group replaced by the result of `one`, in an order in which the ranks of each group can make
-    /// the new one together.
+    /// the new one together. `one` gets a group, its ranks, and those of an earlier group or this one that contain them: for
+    /// a channel between two stages those of all stages.
     ///
     /// Errors as `one` does.
     pub fn map_groups<E>(
         &self,
-        mut one: impl FnMut(&Group) -> std::result::Result<Group, E>,
+        mut one: impl FnMut(&Group, &[usize], &[usize]) -> std::result::Result<Group, E>,
     ) -> std::result::Result<Mesh, E> {
+        let ranks = |axes: AxisSet| self.layout.ranks(self.rank, axes);
+        let mut along = |group: &Group, ranks: &[usize]| one(group, ranks, ranks);
         let [tensor, context, data, pipeline] = &self.axes;
-        let axes = [one(tensor)?, one(context)?, one(data)?, one(pipeline)?];
-        let (batch, world) = (one(&self.dp_cp)?, one(&self.world)?);
+        let column = ranks(AxisSet::from([Axis::Pipeline]));
+        let axes = [
+            along(tensor, &ranks(AxisSet::from([Axis::Tensor])))?,
+            along(context, &ranks(AxisSet::from([Axis::Context])))?,
+            along(data, &ranks(AxisSet::from([Axis::Data])))?,
+            along(pipeline, &column)?,
+        ];
+        let dp_cp = along(&self.dp_cp, &ranks(AxisSet::from([Axis::Context, Axis::Data])))?;
+        let world = along(&self.world, &ranks(AxisSet::from(Axis::ALL)))?;
         // Link by link around the ring, in the order of creation.
         let mut stages = self.pipeline_groups.clone();
-        let links = |stages: &mut PipelineGroups, out: bool, one: &mut dyn FnMut(&Group) -> _| {
-            let [forward, backward] = match out {
-                true => [&mut stages.forward_out, &mut stages.backward_in],
-                false => [&mut stages.forward_in, &mut stages.backward_out],
+        let (own, count) = (self.layout.coordinate(self.rank, Axis::Pipeline), column.len());
+        for out in [own == 0, own != 0] {
+            let (from, [forward, backward]) = match out {
+                true => (own, [&mut stages.forward_out, &mut stages.backward_in]),
+                false => (own + count - 1, [&mut stages.forward_in, &mut stages.backward_out]),
             };
-            *forward = one(forward)?;
-            *backward = one(backward)?;
-            Ok(())
-        };
-        let first = self.layout.coordinate(self.rank, Axis::Pipeline) == 0;
-        links(&mut stages, first, &mut one)?;
-        links(&mut stages, !first, &mut one)?;
-        stages.embedding_group = one(&stages.embedding_group)?;
+            let link = [from, from + 1].map(|stage| column[stage % count]);
+            *forward = one(forward, &link, &column)?;
+            *backward = one(backward, &link, &column)?;
+        }
+        let ends = [column[0], column[count - 1]];
+        stages.embedding_group = one(&stages.embedding_group, &ends, &ends)?;
         let (layout, rank, sequence) = (self.layout, self.rank, self.sequence);
-        Ok(Mesh { layout, rank, sequence, axes, dp_cp: batch, world, pipeline_groups: stages })
+        Ok(Mesh { layout, rank, sequence, axes, dp_cp, world, pipeline_groups: stages })
     }
 
     /// The sharding of layers along the tensor axis.

@@ -4,6 +4,8 @@
 use ferrotron_cuda::gpu::GpuConfig;
 use ferrotron_cuda::kernels::ElementType;
 use ferrotron_parallel::collective::{NcclConfig, Reduction, WorldConfig, run_threads};
+use ferrotron_parallel::mesh::{Mesh, ParallelDims};
+use ferrotron_parallel::tensor_parallel::SequenceParallel;
 use ferrotron_tensor::{DType, Device, Error, Result, Tensor};
 use std::sync::mpsc::channel;
 use std::time::Duration;
@@ -28,7 +30,8 @@ fn a_group_on_a_gpu_that_has_failed_ends() {
         let ranks = run_threads(2, &WorldConfig { timeout }, |world| -> Result<()> {
             let device = Device::cuda(&GpuConfig { ordinal: world.rank(), ..config.clone() })?;
             let nccl = NcclConfig { search: config.search.clone(), timeout };
-            let group = world.group("all", &[0, 1])?.with_nccl(&device, &nccl)?;
+            let mesh = Mesh::new(&world, ParallelDims::new(2, 1, 1, 1)?, SequenceParallel::Off)?;
+            let group = mesh.with_nccl(&device, &nccl)?.world().clone();
             let x = Tensor::full(&device, DType::F32, &[3], 1.0)?;
             give_what_fails(&device)?;
             let y = group.all_reduce(x, Reduction::Sum)?.wait()?;

@@ -2,7 +2,9 @@
 //
 // Nothing is done when it is called. Calls go into their streams, in the stand-in for the driver, and run when somebody
 // waits for one and all ranks concerned have come as far. It is strict where NCCL may be: a communicator takes its next
-// call only when somebody has heard that the one before has begun.
+// call only when somebody has heard that the one before has begun. And the GPU of a rank, which is the thread that makes its
+// communicators, runs one kernel of all of them at a time, in the order of launches, as far as their streams have come: NCCL
+// promises no more.
 #include <dlfcn.h>
 #include <math.h>
 #include <stdint.h>
@@ -11,10 +13,12 @@
 #include <string.h>
 #include <unistd.h>
 
+#include <list>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <string>
+#include <thread>
 #include <tuple>
 #include <vector>
 
@@ -34,6 +38,7 @@ struct Part {
     size_t count;
     int type, operation, root;
     void* stream;
+    std::thread::id gpu;
     uint64_t before;  // pieces of work in the stream before it
 };
 struct Call {
@@ -49,6 +54,7 @@ struct World {
 struct Communicator {
     std::shared_ptr<World> world;
     int rank;
+    std::thread::id gpu = std::this_thread::get_id();
     std::map<std::tuple<int, int, int>, uint64_t> numbers;  // calls so far, of messages by side
     bool pending = true;
     std::shared_ptr<bool> aborted = std::make_shared<bool>(false);
@@ -58,11 +64,16 @@ struct Item {
     std::vector<std::shared_ptr<Call>> calls;
     std::vector<int> needed;  // parts of each
     std::shared_ptr<bool> aborted;
+    void* stream;
+    std::thread::id gpu;
+    uint64_t before;  // as that of a part
 };
 
 std::mutex lock;
 std::map<std::string, std::shared_ptr<World>> worlds;
 uint64_t made = 0;
+uint64_t called[7] = {};  // communicators, and calls of each kind
+std::map<std::thread::id, std::list<Item*>> launched;  // of each GPU, in order, as far as they have not ended
 thread_local int depth = 0;
 thread_local std::vector<std::tuple<Communicator*, std::shared_ptr<Call>, int, void*, int>> grouped;  // part, stream, parts
 
@@ -150,8 +161,27 @@ void carry_out(Call& call) {
 
 template <typename F> F driver(const char* name) { return (F)dlsym(RTLD_DEFAULT, name); }
 
-bool ready(void* data) {
+bool finish(void* stream, uint64_t number) {
     static const auto finish = driver<bool (*)(void*, uint64_t)>("stand_in_finish");
+    return finish(stream, number);
+}
+
+// Whether the GPU of a part runs it: it has run the kernels that were launched before, where their streams have come to them.
+bool has_turn(const Part& part) {
+    std::vector<std::pair<void*, uint64_t>> earlier;
+    {
+        std::lock_guard<std::mutex> guard(lock);
+        for (Item* item : launched[part.gpu]) {
+            if (item->stream == part.stream && item->before == part.before) break;
+            earlier.push_back({item->stream, item->before});
+        }
+    }
+    for (auto& [stream, before] : earlier)
+        if (finish(stream, before) && !finish(stream, before + 1)) return false;
+    return true;
+}
+
+bool ready(void* data) {
     const Item& item = *(const Item*)data;
     if (*item.aborted) return true;
     for (size_t i = 0; i < item.calls.size(); i++) {
@@ -164,7 +194,7 @@ bool ready(void* data) {
             for (auto& [rank, part] : call.parts) parts.push_back(part);
         }
         for (const Part& part : parts)
-            if (part.before == UINT64_MAX || !finish(part.stream, part.before)) return false;
+            if (part.before == UINT64_MAX || !finish(part.stream, part.before) || !has_turn(part)) return false;
     }
     return true;
 }
@@ -176,6 +206,10 @@ void run(void* data) {
         if (!call->done) carry_out(*call);
         call->done = true;
     }
+    {
+        std::lock_guard<std::mutex> guard(lock);
+        launched[item->gpu].remove(item);
+    }
     delete item;
 }
 
@@ -184,7 +218,7 @@ int submit() {
     std::map<std::pair<Communicator*, void*>, Item*> items;
     for (auto& [communicator, call, rank, stream, parts] : grouped) {
         Item*& item = items[{communicator, stream}];
-        if (!item) item = new Item{{}, {}, communicator->aborted};
+        if (!item) item = new Item{{}, {}, communicator->aborted, stream, communicator->gpu, UINT64_MAX};
         item->calls.push_back(call);
         item->needed.push_back(parts);
         communicator->pending = true;
@@ -192,6 +226,8 @@ int submit() {
     for (auto& [key, item] : items) {
         const uint64_t before = give(key.second, ready, run, item);
         std::lock_guard<std::mutex> guard(lock);
+        item->before = before;
+        launched[item->gpu].push_back(item);
         for (auto& [communicator, call, rank, stream, parts] : grouped)
             if (communicator == key.first && stream == key.second) call->parts[rank].before = before;
     }
@@ -205,6 +241,7 @@ int take(Communicator* communicator, Kind kind, std::pair<int, int> pair, int ra
     if (communicator->pending) return INVALID_USAGE;
     const uint64_t number = communicator->numbers[{pair.first, pair.second, kind == Kind::Message ? rank : 0}]++;
     part.before = UINT64_MAX;
+    part.gpu = communicator->gpu;
     std::shared_ptr<Call> call;
     {
         std::lock_guard<std::mutex> guard(lock);
@@ -213,6 +250,7 @@ int take(Communicator* communicator, Kind kind, std::pair<int, int> pair, int ra
         call = known;
         if (call->kind != kind) return INVALID_USAGE;
         call->parts[rank] = part;
+        called[1 + (int)kind]++;
     }
     grouped.push_back({communicator, call, rank, part.stream, needed});
     return depth ? SUCCESS : submit();
@@ -221,11 +259,17 @@ int take(Communicator* communicator, Kind kind, std::pair<int, int> pair, int ra
 int collective(Communicator* communicator, Kind kind, const void* from, void* to, size_t count, int type, int operation, int root, void* stream) {
     if (!communicator) return INVALID_ARGUMENT;
     return take(communicator, kind, {-1, -1}, communicator->rank, communicator->world->size,
-                {(const char*)from, (char*)to, count, type, operation, root, stream});
+                {(const char*)from, (char*)to, count, type, operation, root, stream, {}, 0});
 }
 }  // namespace
 
 #define API extern "C" __attribute__((visibility("default")))
+
+// How many communicators were made, and calls of each kind, by all ranks of the process; messages by both sides.
+API void stand_in_nccl_calls(uint64_t* out) {
+    std::lock_guard<std::mutex> guard(lock);
+    memcpy(out, called, sizeof called);
+}
 
 API int ncclGetVersion(int* version) { *version = 23000; return SUCCESS; }
 API const char* ncclGetErrorString(int status) {
@@ -246,6 +290,7 @@ API int ncclCommInitRankConfig(Communicator** communicator, int size, Id id, int
     if (!world) world = std::make_shared<World>(World{size});
     if (world->size != size || world->come[rank]) return INVALID_ARGUMENT;
     world->come[rank] = true;
+    called[0]++;
     *communicator = new Communicator{world, rank};
     return IN_PROGRESS;
 }
@@ -296,9 +341,9 @@ API int ncclReduce(const void* from, void* to, size_t count, int type, int opera
 }
 API int ncclSend(const void* from, size_t count, int type, int to, Communicator* communicator, void* stream) {
     if (!communicator) return INVALID_ARGUMENT;
-    return take(communicator, Kind::Message, {communicator->rank, to}, 0, 2, {(const char*)from, nullptr, count, type, SUM, 0, stream});
+    return take(communicator, Kind::Message, {communicator->rank, to}, 0, 2, {(const char*)from, nullptr, count, type, SUM, 0, stream, {}, 0});
 }
 API int ncclRecv(void* to, size_t count, int type, int from, Communicator* communicator, void* stream) {
     if (!communicator) return INVALID_ARGUMENT;
-    return take(communicator, Kind::Message, {from, communicator->rank}, 1, 2, {nullptr, (char*)to, count, type, SUM, 0, stream});
+    return take(communicator, Kind::Message, {from, communicator->rank}, 1, 2, {nullptr, (char*)to, count, type, SUM, 0, stream, {}, 0});
 }

@@ -103,6 +103,40 @@ pub fn hasten(stream: &Stream) {
     }
 }
 
+/// Calls of the stand-in for NCCL, of all ranks of this process.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct NcclCalls {
+    /// Communicators that were made; those of each rank count.
+    pub communicators: u64,
+    /// All-reduces.
+    pub all_reduces: u64,
+    /// Reduce-scatters.
+    pub reduce_scatters: u64,
+    /// All-gathers.
+    pub all_gathers: u64,
+    /// Broadcasts.
+    pub broadcasts: u64,
+    /// Reductions to one rank.
+    pub reduces: u64,
+    /// Sends and receives.
+    pub messages: u64,
+}
+
+/// Counts the calls of the stand-in for NCCL so far.
+///
+/// Panics if g++ refuses the stand-in.
+pub fn nccl_calls() -> NcclCalls {
+    let library = Search::only(vec![folder()]).load(Kind::Nccl).unwrap();
+    let mut calls = NcclCalls::default();
+    // SAFETY: this is how libraries/nccl.cpp declares it, and it writes seven numbers.
+    unsafe {
+        let count = library.function::<unsafe extern "C" fn(*mut NcclCalls)>("stand_in_nccl_calls");
+        count.unwrap()(&mut calls);
+    }
+    calls
+}
+
 fn driver() -> Library {
     Search::only(vec![folder()]).load(Kind::Driver).unwrap()
 }

@@ -186,8 +186,9 @@ impl<M: Model> MemoryEstimator<M> {
         let ranks = self.layout.world() / self.layout.size(Axis::Pipeline);
         let parts = self.chunks(stage)?;
         let layers = parts.iter().map(|part| part.blocks.len()).sum();
-        // The last rank has the largest share of what cannot be sharded evenly.
-        let rank = self.fullest((stage + 1) * ranks - 1)?;
+        // Of parameters that the tensor axis does not cut evenly the last rank has most, and of buckets that the ranks
+        // along the others share the first.
+        let rank = self.fullest(stage * ranks + self.layout.size(Axis::Tensor) - 1)?;
         let memory = self.rank_after(rank, steps_taken)?;
         Ok(StageMemory { stage, layers, ranks, rank, memory })
     }

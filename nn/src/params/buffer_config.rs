@@ -8,16 +8,16 @@ use crate::OptimizerConfig;
 /// use ferrotron_nn::{Bias, BufferConfig, Init, Linear, Module, ParamAndGradBuffer, Scope, Sharding};
 /// use ferrotron_tensor::{DType, Device};
 /// let scope = Scope::new(&Device::cpu(1)?, DType::F32, 1);
-/// let layer = Linear::new(&scope, 3, 3, Bias::No, Init::XavierNormal)?;
-/// // The second of two ranks; each keeps the moments of half the elements.
+/// let layer = Linear::new(&scope, 3, 5, Bias::No, Init::XavierNormal)?;
+/// // The second of two ranks; each keeps the moments of half the elements, rounded up.
 /// let config =
 ///     BufferConfig { sharding: Sharding::Optimizer, shard: (1, 2), ..BufferConfig::default() };
 /// let buffers = ParamAndGradBuffer::with_config(&layer.params(), &config)?;
 /// let group = &buffers.groups()[0];
-/// assert_eq!(group.owned, 4..9);
-/// // Half of the second row, and the third: boxes of the global (3, 3).
+/// assert_eq!((group.owned.clone(), group.padded_numel()), (8..15, 16));
+/// // The end of the third row, and the other two: boxes of the global (5, 3).
 /// let dims: Vec<_> = group.pieces().iter().map(|(_, place)| place.dims().to_vec()).collect();
-/// assert_eq!(dims, [[1, 2], [1, 3]]);
+/// assert_eq!(dims, [[1, 1], [2, 3]]);
 /// # Ok::<(), ferrotron_tensor::Error>(())
 /// ```
 #[derive(Debug, Clone, Copy)]

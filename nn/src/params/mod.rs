@@ -3,6 +3,7 @@
 pub(crate) mod axis;
 pub(crate) mod buffer_config;
 mod containers;
+pub(crate) mod element_shards;
 pub mod field;
 pub(crate) mod init;
 pub(crate) mod module;

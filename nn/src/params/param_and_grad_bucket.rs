@@ -4,16 +4,20 @@
 use ferrotron_autograd::{Accum, SharedFlatBuffer, lock};
 use ferrotron_tensor::ops::pointwise::add_assign;
 use ferrotron_tensor::ops::sq_norm::{add_sq_norm, all_finite};
-use ferrotron_tensor::{Category, Error, FlatBuffer, Result, ShardSpec, Tensor, partition_range};
+use ferrotron_tensor::{Category, Error, FlatBuffer, Result, ShardSpec, Tensor};
 use std::ops::Range;
 use std::sync::Mutex;
 
+use crate::params::element_shards::{ElementShards, parts, piece_parts, shard_unit};
 use crate::{
     AxisSet, BufferConfig, GradDType, Param, ParamOptions, ShardUnit, Sharding, Unused, WeightDecay,
 };
 
 /// Parameters with equal dtype, sharding and decay, in one weight and one gradient buffer. They share gradient reductions,
 /// norms and optimizer passes.
+///
+/// Where ranks share the elements, each buffer ends with padding, so that all have equal shards: one call reduces or
+/// gathers it. Nobody updates the padding, and its contents are unspecified.
 pub struct ParamAndGradBucket {
     /// Whether weight decay applies.
     pub decay: WeightDecay,
@@ -39,6 +43,8 @@ pub struct ParamAndGradBucket {
     pub weight_shard: Option<SharedFlatBuffer>,
     /// The owned gradients, if gradients are sharded.
     pub gradient_shard: Option<SharedFlatBuffer>,
+    /// Number of elements behind the parameters in the flat buffers.
+    padding: usize,
     /// This rank's index among the sharding ranks.
     rank: usize,
     unused: Unused,
@@ -56,7 +62,8 @@ impl ParamAndGradBucket {
         let first = &params[0];
         let (device, dtype) = (first.leaf().device().clone(), first.leaf().dtype());
         let shared = |flat: Result<FlatBuffer>| flat.map(SharedFlatBuffer::new);
-        let whole = parts(&params);
+        let ElementShards { owned, padding } = ElementShards::new(&params, &owners, config);
+        let whole = parts(&params, padding);
         let weights = shared(FlatBuffer::uninit(&device, dtype, Category::Weights, &whole))?;
         let gradient_dtype = match config.gradients {
             GradDType::Accumulator => dtype.accumulator(),
@@ -68,30 +75,19 @@ impl ParamAndGradBucket {
             param.leaf().bind_value(&weights, range)?;
             param.leaf().bind_gradient(&gradients, range);
         }
-        let numel = params.iter().map(|param| param.leaf().numel()).sum();
-        let (rank, ranks) = config.shard;
-        let before = |limit: usize| {
-            let earlier = params.iter().zip(&owners).filter(|&(_, &owner)| owner < limit);
-            earlier.map(|(param, _)| param.leaf().numel()).sum::<usize>()
-        };
-        let shard_unit = shard_unit(first, config);
-        let owned = match (config.sharding, shard_unit) {
-            (Sharding::None, _) => 0..numel,
-            (_, ShardUnit::Parameters) => before(rank)..before(rank + 1),
-            _ => partition_range(numel, ranks, rank),
-        };
         let mut group = ParamAndGradBucket {
             decay: first.decay(),
             replicated: first.replicated(),
             grad_partial: first.grad_partial(),
             options: *first.options(),
-            shard_unit,
+            shard_unit: shard_unit(first, config),
             params,
             weights,
             gradients,
             owned,
             owners,
-            rank,
+            padding,
+            rank: config.shard.0,
             unused: config.unused,
             contributed: Mutex::new(None),
             weight_shard: None,
@@ -149,9 +145,19 @@ impl ParamAndGradBucket {
         facts(self) == facts(other)
     }
 
-    /// Number of elements.
+    /// Number of elements of the parameters.
     pub fn numel(&self) -> usize {
         self.params.iter().map(|param| param.leaf().numel()).sum()
+    }
+
+    /// Number of elements of the flat buffers: a multiple of the number of ranks that share them.
+    pub fn padded_numel(&self) -> usize {
+        self.numel() + self.padding
+    }
+
+    /// Names and dims of the ranges of the flat buffers: the parameters, and the padding if there is any.
+    pub fn ranges(&self) -> Vec<(String, Vec<usize>)> {
+        parts(&self.params, self.padding)
     }
 
     /// The flat buffer with the reduced gradients that this rank needs: its shard, or the whole.
@@ -168,7 +174,7 @@ impl ParamAndGradBucket {
         let (device, dtype) = (weights.device().clone(), weights.dtype());
         let accumulator = dtype.accumulator();
         let count = Tensor::full(&device, accumulator, &[1], count as f64)?;
-        for range in 0..weights.len() {
+        for range in 0..self.params.len() {
             weights.with_mut(range, |tensor| {
                 let quotient = tensor.cast(accumulator)?.div(&count)?.cast(dtype)?;
                 tensor.copy_from(&quotient)
@@ -191,8 +197,7 @@ impl ParamAndGradBucket {
         let mut flat = flat.lock()?;
         if flat.is_empty() {
             let (device, dtype) = (flat.device().clone(), flat.dtype());
-            *flat =
-                FlatBuffer::uninit(&device, dtype, Category::Communication, &parts(&self.params))?;
+            *flat = FlatBuffer::uninit(&device, dtype, Category::Communication, &self.ranges())?;
         }
         Ok(())
     }
@@ -357,16 +362,6 @@ impl ParamAndGradBucket {
     }
 }
 
-/// The unit in which the optimizer of a parameter shards it: elements or parameters.
-pub(crate) fn shard_unit(param: &Param, config: &BufferConfig) -> ShardUnit {
-    let own = param.options().optimizer.unwrap_or(config.optimizer).shard_unit();
-    match own {
-        ShardUnit::HiddenMatrices if param.is_hidden_matrix() => ShardUnit::Parameters,
-        ShardUnit::HiddenMatrices => ShardUnit::Elements,
-        unit => unit,
-    }
-}
-
 /// The error for parameters that got no contribution to their gradients.
 pub fn unused_error<'a>(names: impl IntoIterator<Item = &'a str>) -> Error {
     let names: Vec<&str> = names.into_iter().collect();
@@ -379,14 +374,6 @@ pub fn unused_error<'a>(names: impl IntoIterator<Item = &'a str>) -> Error {
 
 fn finite(flat: &FlatBuffer, range: Range<usize>) -> Result<bool> {
     all_finite(&flat.slice(range)?)
-}
-
-fn parts(params: &[Param]) -> Vec<(String, Vec<usize>)> {
-    params.iter().map(|param| (param.name().to_string(), param.leaf().dims().to_vec())).collect()
-}
-
-fn piece_parts(pieces: &[(String, ShardSpec)]) -> Vec<(String, Vec<usize>)> {
-    pieces.iter().map(|(name, place)| (name.clone(), place.dims().to_vec())).collect()
 }
 
 fn free(flat: &SharedFlatBuffer) -> Result<()> {

@@ -6,8 +6,9 @@ use ferrotron_tensor::{DType, Error, Result, Tensor};
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Weak};
 
+use crate::params::element_shards::shard_unit;
 use crate::params::options::{check_option_patterns, option_patterns};
-use crate::params::param_and_grad_bucket::{shard_unit, unused_error};
+use crate::params::param_and_grad_bucket::unused_error;
 use crate::params::registry::{Entry, roots};
 use crate::{
     AxisSet, BufferConfig, Param, ParamAndGradBucket, ParamOptions, ShardUnit, Sharding,

@@ -83,6 +83,15 @@ impl Group {
         self.0.as_ref()
     }
 
+    /// Calls `f`, whose sends and receives, by groups of the same pipeline, wait for none of one another: other calls of
+    /// NCCL do, in the order in which they are made. `f` does not wait for them.
+    pub fn together(&self, mut f: impl FnMut() -> Result<()>) -> Result<()> {
+        match &self.0 {
+            Some(collective) => collective.together(&mut f),
+            None => f(),
+        }
+    }
+
     /// This rank's number within the group.
     pub fn rank(&self) -> usize {
         self.0.as_ref().map_or(0, |collective| collective.rank())

@@ -33,6 +33,7 @@ pub use host::{
 };
 pub use memory::{Buffer, Bytes, Memory};
 pub use nccl::NcclConfig;
+pub(crate) use nccl::NcclGroups;
 pub use work::{Completion, Work, waited_during};
 
 /// Carries out the calls of one group.
@@ -52,6 +53,11 @@ pub trait Collective: Send + Sync {
     /// Carries out a call whose result is needed at once: on the calling thread, where that is faster.
     fn run(&self, call: Call, memory: Memory) -> Result<Memory> {
         self.start(call, memory).wait()
+    }
+
+    /// Calls `f`. A backend whose calls wait for each other launches those that it makes as one.
+    fn together(&self, f: &mut dyn FnMut() -> Result<()>) -> Result<()> {
+        f()
     }
 
     /// The traffic that this rank has sent so far.

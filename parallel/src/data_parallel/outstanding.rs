@@ -1,7 +1,7 @@
 //! The gradients of steps that are summed while later steps are computed.
 
 use ferrotron_autograd::SharedFlatBuffer;
-use ferrotron_nn::{Param, ParamAndGradBucket, ParamAndGradBuffer};
+use ferrotron_nn::{ParamAndGradBucket, ParamAndGradBuffer};
 use ferrotron_tensor::{Category, Device, FlatBuffer, Result, Tensor};
 use std::collections::VecDeque;
 
@@ -41,10 +41,8 @@ impl Outstanding {
     pub fn new(buffers: &ParamAndGradBuffer, config: Option<AsyncUpdates>) -> Result<Outstanding> {
         let steps = config.map_or(0, |config| config.max_staleness);
         let of_group = |group: &ParamAndGradBucket| {
-            let part = |param: &Param| (param.name().to_string(), param.leaf().dims().to_vec());
-            let parts: Vec<_> = group.params.iter().map(part).collect();
             let (device, dtype) = (group.gradients.device(), group.gradients.dtype());
-            let flat = FlatBuffer::new(device, dtype, Category::Gradients, &parts)?;
+            let flat = FlatBuffer::new(device, dtype, Category::Gradients, &group.ranges())?;
             Ok(SharedFlatBuffer::new(flat))
         };
         let of_step = |_| buffers.groups().iter().map(of_group).collect();

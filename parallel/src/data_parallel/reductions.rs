@@ -186,7 +186,11 @@ impl ReductionState {
                 reducing.is_ready = true;
             }
         }
-        if self.skips_unused() { self.reduce_ready() } else { self.reduce(bucket) }
+        match self.skips_unused() {
+            true if self.waits_within_passes() => Ok(()), // `complete_unused` reduces it
+            true => self.reduce_ready(),
+            false => self.reduce(bucket),
+        }
     }
 
     /// Starts the reduction of a bucket whose gradients are complete.

@@ -79,7 +79,7 @@ impl DataParallel {
         let gathers = self.gathers(passes);
         let (mut in_batch, mut to_holders) = (0, 0);
         for (bucket, group) in groups.iter().enumerate() {
-            let len = group.numel();
+            let len = group.padded_numel();
             let weight = group.params[0].leaf().dtype().size();
             let dtype = group.gradients.dtype();
             let gradient = dtype.size();

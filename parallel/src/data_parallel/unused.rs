@@ -21,6 +21,14 @@ impl ReductionState {
         self.skips_unused() && self.sharding() == Sharding::Weights
     }
 
+    /// Returns whether ranks wait within a pass for others than those along the tensor axis, which use the same
+    /// parameters: for keys of the same sequence, or another stage. Reductions that each starts elsewhere in its pass might
+    /// then wait for each other, if a rank's calls run in one order.
+    pub fn waits_within_passes(&self) -> bool {
+        let layout = self.mesh.layout();
+        layout.size(Axis::Context) > 1 || layout.size(Axis::Pipeline) > 1
+    }
+
     /// Starts the reductions of buckets whose turn it is.
     pub fn reduce_ready(&self) -> Result<()> {
         loop {

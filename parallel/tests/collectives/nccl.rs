@@ -6,17 +6,20 @@ use ferrotron_cuda::library::Search;
 use ferrotron_parallel::collective::{
     Group, NcclConfig, Reduction, World, WorldConfig, partition_range, run_threads,
 };
+use ferrotron_parallel::mesh::{Mesh, ParallelDims};
+use ferrotron_parallel::tensor_parallel::SequenceParallel;
 use ferrotron_tensor::{Category, CudaGraph, DType, Error, FlatBuffer, Result, Tensor};
 use std::time::{Duration, Instant};
 
 use crate::values::{check, device, make, on_gpu, read, value};
-use crate::worlds::{TIMEOUT, all};
+use crate::worlds::TIMEOUT;
 
 /// A rank's device and its group.
 fn group(world: &World, timeout: Duration) -> Result<Group> {
     let search = Search::only(vec![ferrotron_cuda_sim::folder()]);
-    let host = world.group("all", &all(world))?;
-    host.with_nccl(&device()?, &NcclConfig { search, timeout })
+    let layout = ParallelDims::new(world.size(), 1, 1, 1)?;
+    let mesh = Mesh::new(world, layout, SequenceParallel::Off)?;
+    Ok(mesh.with_nccl(&device()?, &NcclConfig { search, timeout })?.world().clone())
 }
 
 fn run(size: usize, f: impl Fn(&World, &Group) -> Result<()> + Sync) {
@@ -176,7 +179,7 @@ fn a_rank_that_does_not_come_is_an_error() {
         read(&y)?; // returns, as the call was given up
         group.all_reduce(y, Reduction::Sum)?.wait().map(drop)
     });
-    assert!(told[0].contains("call 1 of rank 0 of group all (all_reduce of 3 x f32"), "{told:?}");
+    assert!(told[0].contains("call 1 of rank 0 of group world (all_reduce of 3 x f32"), "{told:?}");
     assert!(told[0].contains("did not end within 300ms"), "{told:?}");
     assert_eq!(told[1], "heard of it");
     assert!(took < Duration::from_secs(20), "{took:?}");

@@ -207,7 +207,7 @@ fn weights_are_gathered_in_the_order_of_forward() {
         gathers.lock().unwrap().clear();
         parallel.update(&mut optimizer, &STEP)?;
         let buckets = parallel.buffers().groups().iter().rev();
-        let forward: Vec<usize> = buckets.map(|bucket| bucket.numel()).collect();
+        let forward: Vec<usize> = buckets.map(|bucket| bucket.padded_numel()).collect();
         let first = parallel.buffers().groups().last().map(|bucket| bucket.params[0].name());
         assert!(first.is_some_and(|name| name.starts_with("0.")), "{first:?}");
         let gathered = gathers.lock().unwrap().clone();

@@ -200,7 +200,8 @@ impl Rank {
                 let owned = group.owned.clone();
                 let mut pieces = cut(&group.params, owned.clone(), &values[owned], own);
                 // What others own has to be here too.
-                pieces.extend(cut(&group.params, 0..values.len(), &values, false));
+                let all = 0..group.numel();
+                pieces.extend(cut(&group.params, all.clone(), &values[all], false));
                 pieces
             })
             .collect()

@@ -45,6 +45,17 @@ fn counted(plan: &Plan) -> u64 {
     found.iter().map(|(sent, _)| sent.batch).sum()
 }
 
+/// Elements of all flat buffers: those of the parameters, and fewer than one for each rank in each bucket.
+fn padded_elements(plan: &Plan, elements: usize) -> usize {
+    let found = ranks(plan, |rank| {
+        let groups = rank.parallel.buffers().groups();
+        assert!(groups.iter().all(|group| group.padded_numel() - group.numel() < plan.data));
+        assert_eq!(groups.iter().map(|group| group.numel()).sum::<usize>(), elements);
+        Ok(groups.iter().map(|group| group.padded_numel()).sum())
+    });
+    found[0]
+}
+
 /// (2, 2, m + 1) Psi (N - 1) over all N ranks.
 #[test]
 fn bytes_are_those_of_the_formula() {
@@ -62,7 +73,7 @@ fn bytes_are_those_of_the_formula() {
                         ..DataParallelConfig::default()
                     };
                     let plan = Plan { data, microbatches, config, ..Plan::default() };
-                    let psi = 7 * 4 + 8 * (4 + 4 + 16 + 4) + 4;
+                    let psi = padded_elements(&plan, 7 * 4 + 8 * (4 + 4 + 16 + 4) + 4);
                     let times = match sharding {
                         Sharding::Gradients => microbatches + 1,
                         _ => 2,
@@ -97,8 +108,12 @@ fn sharded_weights_send_three_times_less_the_turns() {
                 ..DataParallelConfig::default()
             };
             let plan = Plan { shape, data, microbatches, config, ..Plan::default() };
-            let mut elements = 140 * microbatches;
-            for line in lines {
+            let padded = |line: &Vec<usize>| -> Vec<usize> {
+                line.iter().map(|bucket| bucket.next_multiple_of(data)).collect()
+            };
+            let lines: Vec<Vec<usize>> = lines.iter().map(padded).collect();
+            let mut elements = lines.concat().iter().sum::<usize>() * microbatches;
+            for line in &lines {
                 let n = line.len();
                 let (first, last) = match n {
                     1 => (line[0], line[0]),

@@ -9,7 +9,7 @@ use std::sync::PoisonError;
 
 use super::super::{Buffer, Call, Memory, Op, Reduction};
 
-/// Gives a call of rank `rank` of `size` to the stream.
+/// Gives a call of a group's rank `rank` to the stream; `ranks` are those of the group in the communicator.
 ///
 /// NCCL cuts buffers into equal parts. Where parts differ, each is a broadcast or a reduction of its own, all in one go.
 ///
@@ -18,13 +18,14 @@ use super::super::{Buffer, Call, Memory, Op, Reduction};
 pub unsafe fn give(
     communicator: &mut Communicator,
     stream: &Stream,
-    (rank, size): (usize, usize),
+    (rank, ranks): (usize, &[usize]),
     call: &Call,
     memory: &mut Memory,
 ) -> Result<()> {
     if call.len == 0 {
         return Ok(());
     }
+    let size = ranks.len();
     let parts: Vec<Range<usize>> = (0..size).map(|i| call.chunk_range(size, i)).collect();
     let (own, len) = (parts[rank].clone(), call.len);
     let equal = parts.iter().all(|part| part.len() == own.len());
@@ -128,18 +129,18 @@ pub unsafe fn give(
             }
             Op::Send { to } => {
                 let whole = at(address(&mut memory.input, len)?, &(0..len));
-                communicator.send(stream, whole, to)
+                communicator.send(stream, whole, ranks[to])
             }
             Op::Recv { from } => {
                 let whole = at(address(&mut memory.output, len)?, &(0..len));
-                communicator.recv(stream, whole, from)
+                communicator.recv(stream, whole, ranks[from])
             }
             Op::SendRecv { to, from } => {
                 let input = at(address(&mut memory.input, len)?, &(0..len));
                 let output = at(address(&mut memory.output, len)?, &(0..len));
                 communicator.group(|communicator| {
-                    communicator.send(stream, input, to)?;
-                    communicator.recv(stream, output, from)
+                    communicator.send(stream, input, ranks[to])?;
+                    communicator.recv(stream, output, ranks[from])
                 })
             }
             Op::Barrier => Ok(()),

@@ -1,9 +1,10 @@
-//! The thread of a group: gives calls to the stream and looks after those that are under way.
+//! The thread of a rank: gives the calls of all its groups to one stream, and looks after those that are under way.
 
 use ferrotron_cuda::nccl::Communicator;
 use ferrotron_cuda::stream::{Event, Stream};
 use ferrotron_tensor::{Device, Error, Result, StreamGuard};
 use std::collections::VecDeque;
+use std::sync::atomic::AtomicU64;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -20,17 +21,41 @@ const LEAVE: Duration = Duration::from_secs(5);
 /// Time that an aborted communicator has to free its memory.
 const ABORT: Duration = Duration::from_secs(2);
 
+/// A group of a rank, as the thread knows it.
+pub struct Member {
+    pub host: Arc<dyn Collective>,
+    /// Number of the communicator that carries its calls out.
+    pub communicator: usize,
+    /// The rank of each of its ranks in that communicator.
+    pub ranks: Vec<usize>,
+    pub traffic: Mutex<CommVolume>,
+    /// Number of calls so far.
+    pub calls: AtomicU64,
+}
+
 /// A call on its way to the stream.
 pub struct NcclCall {
+    pub member: Arc<Member>,
     pub call: Call,
+    /// Its number in the group.
+    pub number: u64,
     pub memory: Memory,
     /// The event of the compute stream that must have passed before.
     pub given: Event,
     pub completion: Sender<Result<StreamGuard<Memory>>>,
 }
 
+/// What the thread is told, in this order.
+pub enum Job {
+    /// The next communicator, with a group of its ranks.
+    Communicator(Communicator, Arc<dyn Collective>),
+    /// Calls that are launched together.
+    Calls(Vec<NcclCall>),
+}
+
 /// A call in the stream.
 struct UnderWay {
+    member: Arc<Member>,
     call: Call,
     number: u64,
     end: Arc<Event>,
@@ -38,42 +63,29 @@ struct UnderWay {
 }
 
 pub struct Worker {
-    host: Arc<dyn Collective>,
-    /// The communicator, until it has failed.
-    communicator: Option<Communicator>,
+    /// All communicators, each with a group of its ranks; none once a call has failed.
+    communicators: Vec<(Communicator, Arc<dyn Collective>)>,
     stream: Stream,
     device: Device,
     timeout: Duration,
-    traffic: Arc<Mutex<CommVolume>>,
-    calls: u64,
     under_way: VecDeque<UnderWay>,
     failure: Option<String>,
 }
 
 impl Worker {
-    pub fn new(
-        host: &Arc<dyn Collective>,
-        communicator: Communicator,
-        stream: Stream,
-        device: &Device,
-        timeout: Duration,
-        traffic: &Arc<Mutex<CommVolume>>,
-    ) -> Worker {
+    pub fn new(stream: Stream, device: &Device, timeout: Duration) -> Worker {
         Worker {
-            host: host.clone(),
-            communicator: Some(communicator),
+            communicators: Vec::new(),
             stream,
             device: device.clone(),
             timeout,
-            traffic: traffic.clone(),
-            calls: 0,
             under_way: VecDeque::new(),
             failure: None,
         }
     }
 
-    /// Carries out calls until all handles of the group are dropped and all calls have ended.
-    pub fn serve(mut self, jobs: &Receiver<NcclCall>) {
+    /// Carries out calls until all handles of groups are dropped and all calls have ended.
+    pub fn serve(mut self, jobs: &Receiver<Job>) {
         let mut open = true;
         while open || !self.under_way.is_empty() {
             let next = match (open, self.under_way.is_empty()) {
@@ -85,58 +97,95 @@ impl Worker {
                 }
             };
             match next {
-                Ok(job) => self.carry_out(job),
+                Ok(Job::Communicator(communicator, host)) => {
+                    self.communicators.push((communicator, host));
+                }
+                Ok(Job::Calls(calls)) => self.carry_out(calls),
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => open = false,
             }
-            if let Err(error) = self.look() {
-                self.give_up(&error);
+            if let Err((error, host)) = self.look() {
+                self.give_up(&*host, &error);
             }
         }
         self.leave();
     }
 
-    fn carry_out(&mut self, NcclCall { call, mut memory, given, completion }: NcclCall) {
-        self.calls += 1;
-        let begun = self.begin(&call, &mut memory, &given);
+    fn carry_out(&mut self, mut calls: Vec<NcclCall>) {
+        let begun = self.begin(&mut calls);
         if let Err(error) = &begun {
-            self.give_up(error);
+            self.give_up(&*calls[0].member.host, error);
         }
-        // Also where the call has failed: some of it may be in the stream.
-        let result = self.stream.record().map_err(Error::from_gpu).and_then(|end| {
-            let end = Arc::new(end);
-            let lent = StreamGuard::new(&self.device, end.clone(), memory);
-            begun.map(|()| {
-                let until = Instant::now() + self.timeout;
-                self.under_way.push_back(UnderWay { call, number: self.calls, end, until });
-                lent
-            })
-        });
-        let _ = completion.send(result); // the caller may have dropped its `Work`
+        // Also where a call has failed: some of it may be in the stream.
+        let end = self.stream.record().map(Arc::new).map_err(Error::from_gpu);
+        for NcclCall { member, call, number, memory, completion, .. } in calls {
+            let result = end.clone().and_then(|end| {
+                let lent = StreamGuard::new(&self.device, end.clone(), memory);
+                begun.clone().map(|()| {
+                    let until = Instant::now() + self.timeout;
+                    self.under_way.push_back(UnderWay { member, call, number, end, until });
+                    lent
+                })
+            });
+            let _ = completion.send(result); // the caller may have dropped its `Work`
+        }
     }
 
-    fn begin(&mut self, call: &Call, memory: &mut Memory, given: &Event) -> Result<()> {
+    /// Gives calls of one communicator to the stream, several as one.
+    fn begin(&mut self, calls: &mut [NcclCall]) -> Result<()> {
         if let Some(failure) = &self.failure {
             return Err(Error::communication("", failure.as_str()));
         }
-        let place = place(&*self.host, call, self.calls);
-        let Some(communicator) = &mut self.communicator else {
+        let first = &calls[0];
+        let (place, number) =
+            (first.member.place(&first.call, first.number), first.member.communicator);
+        if calls.iter().any(|call| call.member.communicator != number) {
+            return Err(Error::config(
+                "nccl",
+                format!("{place} is of another communicator than those with it"),
+            ));
+        }
+        let Some((communicator, host)) = self.communicators.get_mut(number) else {
             return Err(Error::communication("nccl", "the group has ended"));
         };
-        self.stream.wait(given).map_err(Error::from_gpu)?;
-        let (rank, size) = (self.host.rank(), self.host.size());
-        // SAFETY: no other code uses the call's memory until `StreamGuard` has made the compute stream wait for its
+        for call in calls.iter() {
+            self.stream.wait(&call.given).map_err(Error::from_gpu)?;
+        }
+        // SAFETY: no other code uses the calls' memory until `StreamGuard` has made the compute stream wait for their
         // end, and the stream has waited for what the compute stream was given before.
-        unsafe { give(communicator, &self.stream, (rank, size), call, memory)? };
-        until_ready(communicator, &*self.host, self.timeout, &|| format!("{place} did not begin"))?;
-        let bytes = call.bytes_sent(rank, size);
-        self.traffic.lock().unwrap_or_else(PoisonError::into_inner).count(call.op, bytes);
+        let give = |communicator: &mut Communicator, one: &mut NcclCall| unsafe {
+            give(
+                communicator,
+                &self.stream,
+                (one.member.host.rank(), &one.member.ranks),
+                &one.call,
+                &mut one.memory,
+            )
+        };
+        match &mut *calls {
+            [one] => give(communicator, one)?,
+            all => {
+                let mut given = Ok(());
+                let grouped = communicator.group(|communicator| {
+                    given = all.iter_mut().try_for_each(|one| give(communicator, one));
+                    Ok(())
+                });
+                given.and(grouped.map_err(Error::from_gpu))?;
+            }
+        }
+        until_ready(communicator, &**host, self.timeout, &|| format!("{place} did not begin"))?;
+        for NcclCall { member, call, .. } in calls {
+            let bytes = call.bytes_sent(member.host.rank(), member.ranks.len());
+            member.traffic.lock().unwrap_or_else(PoisonError::into_inner).count(call.op, bytes);
+        }
         Ok(())
     }
 
-    /// Looks after calls that are under way.
-    fn look(&mut self) -> Result<()> {
+    /// Looks after calls that are under way. Errors with a group whose call has failed.
+    fn look(&mut self) -> std::result::Result<(), (Error, Arc<dyn Collective>)> {
         while let Some(first) = self.under_way.front() {
+            let member = first.member.clone();
+            let of_group = |error| (error, member.host.clone());
             match first.end.has_passed() {
                 Ok(true) => {
                     self.under_way.pop_front();
@@ -150,22 +199,26 @@ impl Worker {
                 Err(error) => {
                     // A GPU that has failed stays so: nothing more is to be heard of any call.
                     self.under_way.clear();
-                    return Err(Error::from_gpu(error));
+                    return Err(of_group(Error::from_gpu(error)));
                 }
             }
             if self.failure.is_some() {
                 return Ok(()); // it was given up and is about to end
             }
-            let place = place(&*self.host, &first.call, first.number);
-            self.host.check().map_err(|error| {
-                Error::communication("", format!("{error}; {place} was under way"))
+            let place = || member.place(&first.call, first.number);
+            member.host.check().map_err(|error| {
+                of_group(Error::communication("", format!("{error}; {} was under way", place())))
             })?;
             if Instant::now() > first.until {
-                let message = format!("{place} did not end within {:?}", self.timeout);
-                return Err(Error::communication("nccl", message));
+                let message = format!(
+                    "{} did not end within {:?}: a rank is late, or has called groups in another order",
+                    place(),
+                    self.timeout
+                );
+                return Err(of_group(Error::communication("nccl", message)));
             }
-            if let Some(communicator) = &mut self.communicator {
-                communicator.is_ready().map_err(Error::from_gpu)?;
+            if let Some((communicator, _)) = self.communicators.get_mut(member.communicator) {
+                communicator.is_ready().map_err(|error| of_group(Error::from_gpu(error)))?;
             }
             return Ok(());
         }
@@ -173,46 +226,50 @@ impl Worker {
     }
 
     /// Ends the calls of all ranks: this one's are aborted, so that nothing waits for them for ever.
-    fn give_up(&mut self, error: &Error) {
+    fn give_up(&mut self, host: &dyn Collective, error: &Error) {
         if self.failure.is_none() {
             let reason = error.to_string();
-            self.host.fail(&reason);
+            host.fail(&reason);
             self.failure = Some(reason);
         }
-        if let Some(communicator) = self.communicator.take() {
-            abort(communicator);
-        }
+        abort(self.communicators.drain(..).map(|(communicator, _)| communicator));
     }
 
     /// Takes leave of the others, so that no rank frees memory that another reads.
     fn leave(mut self) {
-        let Some(mut communicator) = self.communicator.take() else { return };
-        let left = communicator.begin_leave().map_err(Error::from_gpu).and_then(|()| {
-            until_ready(&mut communicator, &*self.host, LEAVE, &|| "the others stay".to_string())
+        let all = &mut self.communicators;
+        let begun = all.iter_mut().try_for_each(|(communicator, _)| communicator.begin_leave());
+        let left = begun.map_err(Error::from_gpu).and_then(|()| {
+            all.iter_mut().try_for_each(|(communicator, host)| {
+                until_ready(communicator, &**host, LEAVE, &|| "the others stay".to_string())
+            })
         });
+        let all = self.communicators.drain(..).map(|(communicator, _)| communicator);
         match left {
-            Ok(()) => communicator.destroy(),
-            Err(_) => abort(communicator),
+            Ok(()) => all.for_each(Communicator::destroy),
+            Err(_) => abort(all),
         }
     }
 }
 
-/// Ends the calls of a communicator. That is done at once, but freeing it may take until the other ranks of the machine
-/// have come as far, and they may be waiting for this one. So no thread here waits long for it.
-pub fn abort(communicator: Communicator) {
-    let (told, freed) = channel();
-    let free = move || {
-        drop(communicator);
-        let _ = told.send(());
-    };
-    if std::thread::Builder::new().name("nccl abort".into()).spawn(free).is_ok() {
-        let _ = freed.recv_timeout(ABORT);
+impl Member {
+    /// Names a call and its rank.
+    fn place(&self, call: &Call, number: u64) -> String {
+        format!("call {number} of rank {} of group {} ({call})", self.host.rank(), self.host.name())
     }
 }
 
-/// Names a call and its rank.
-fn place(host: &dyn Collective, call: &Call, number: u64) -> String {
-    format!("call {number} of rank {} of group {} ({call})", host.rank(), host.name())
+/// Ends the calls of communicators. That is done at once, but freeing one may take until the other ranks of the machine
+/// have come as far, and they may be waiting for this one. So each has a thread, and nobody waits long for them.
+pub fn abort(communicators: impl IntoIterator<Item = Communicator>) {
+    let (told, freed) = channel::<()>();
+    for communicator in communicators {
+        let told = told.clone();
+        let free = move || drop((communicator, told));
+        let _ = std::thread::Builder::new().name("nccl abort".into()).spawn(free);
+    }
+    drop(told);
+    let _ = freed.recv_timeout(ABORT); // until nobody can tell any more: all are freed
 }
 
 /// Waits until what was begun last is in the stream.

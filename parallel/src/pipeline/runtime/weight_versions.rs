@@ -129,9 +129,7 @@ impl WeightVersions {
 /// Memory for other values of a bucket's weights.
 fn memory_like(bucket: &ParamAndGradBucket) -> Result<FlatBuffer> {
     let weights = bucket.weights.lock()?;
-    let part = |param: &Param| (param.name().to_string(), param.leaf().dims().to_vec());
-    let parts: Vec<_> = bucket.params.iter().map(part).collect();
-    FlatBuffer::uninit(weights.device(), weights.dtype(), Category::Weights, &parts)
+    FlatBuffer::uninit(weights.device(), weights.dtype(), Category::Weights, &bucket.ranges())
 }
 
 impl Stored {

@@ -69,6 +69,20 @@ proptest! {
         keeps_its_promises(&config, &times);
     }
 
+    /// Messages from one rank to another need no label, whichever way they go: with two stages both have an edge each way.
+    #[test]
+    fn two_ranks_list_all_their_messages_in_one_order(config in configs()) {
+        let schedule = PipelineSchedule::new(&config).unwrap();
+        for (from, to) in (0..config.stages).flat_map(|a| (0..config.stages).map(move |b| (a, b))) {
+            let sends = schedule.instructions(from).iter().flat_map(Instruction::sends);
+            let sent = sends.filter(|sent| sent.peer == to);
+            let sent: Vec<_> = sent.filter_map(|sent| schedule.at_receiver(from, sent)).collect();
+            let receives = schedule.instructions(to).iter().flat_map(Instruction::receives);
+            let received: Vec<_> = receives.filter(|one| one.peer == from).copied().collect();
+            assert_eq!(sent, received, "{config:?}, from {from} to {to}");
+        }
+    }
+
     #[test]
     fn unsplit_schedules_keep_their_bubble_for_any_times(
         config in configs(), forward in 0.0_f64..9.0, backward in 0.1_f64..9.0,
