@@ -29,9 +29,10 @@ mod sq_norm;
 mod step;
 mod zero_bitmap;
 
-use crate::simulator::Simulator;
+use crate::simulator::{Sanitizer, Simulator};
 use ferrotron_cuda::kernels::{FILES, KernelSource};
 use ferrotron_cuda_sim::available;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 /// A file of kernels, and the function that checks all of them.
 type Check = (&'static str, fn(&Simulator));
@@ -72,6 +73,20 @@ pub fn check(file: &str) {
     let simulator = Simulator::new(KernelSource::named(file).unwrap());
     check(&simulator);
     simulator.assert_all_launched();
+}
+
+/// Runs the checks of all files with a sanitizer.
+pub fn check_all(sanitizer: Sanitizer) {
+    let next = AtomicUsize::new(0);
+    let run = || {
+        while let Some((file, check)) = CHECKS.get(next.fetch_add(1, Relaxed)) {
+            check(&Simulator::with(KernelSource::named(file).unwrap(), sanitizer));
+        }
+    };
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..2).map(|_| scope.spawn(run)).collect();
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+    });
 }
 
 macro_rules! tests {
