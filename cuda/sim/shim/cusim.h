@@ -4,7 +4,7 @@
 // barrier shows as another result. Shared memory is one allocation for each array, filled with garbage at the start
 // of every block. What `cp.async` copies arrives when it is waited for, or at once in the other order. A barrier that some threads never
 // reach, because they wait at another one or have ended, is an error that says so. Built with -fsanitize=thread, every
-// access is checked for races (`racecheck.h`).
+// access is checked for races and its cost is counted (`instrumentation.h`).
 //
 // Emulates what the kernels here use of the CUDA C++ Programming Guide (barriers, shuffles) and of the PTX ISA
 // (`cp.async`, `ldmatrix`, `mma.sync.m16n8k16`): fragments are laid out as their documentation says.
@@ -27,7 +27,7 @@
 struct dim3 { unsigned x, y, z; };
 
 namespace cusim {
-constexpr int MAX_THREADS = 1024, WARP = 32, MAX_ARRAYS = 16, MAX_COPIES = 64;
+constexpr int MAX_THREADS = 1024, WARP = 32, MAX_ARRAYS = 16, MAX_COPIES = 64, MAX_ARGUMENTS = 64, MAX_PARAMETER_BYTES = 4096;
 constexpr unsigned char GARBAGE = 0x7b;  // 1.3e36 in f32 and bf16, 61e3 in f16
 #ifdef __SANITIZE_ADDRESS__
 constexpr size_t STACK = 256 << 10;
@@ -49,10 +49,10 @@ struct Fiber {
     int n_copies, groups;
 };
 struct Array { const void* tag; char* memory; size_t bytes; };
-struct Shadow;
+struct Instruments;
 struct Machine {
     Fiber fiber[MAX_THREADS];
-    Fiber* current;
+    Fiber* current;  // the thread that runs
     void* scheduler;
     dim3 block, block_dim, grid_dim;
     unsigned block_number;  // from 1
@@ -62,9 +62,10 @@ struct Machine {
     bool reversed;
     size_t dynamic_bytes;
     void (*call)(void**);
-    void** arguments;
+    void* arguments[MAX_ARGUMENTS];
+    alignas(16) char parameters[MAX_PARAMETER_BYTES];  // what the arguments point to
     const char* error;
-    Shadow* shadow;  // of `racecheck.h`
+    Instruments* instruments;
     alignas(64) char stacks[MAX_THREADS][STACK];
 };
 // Each host thread has its own; the model spares a function call at every threadIdx.
@@ -100,15 +101,18 @@ inline void fail(const char* error) {
 }  // namespace cusim
 
 #ifdef __SANITIZE_THREAD__
-#include "racecheck.h"
+#include "instrumentation.h"
 #else
 #define UNCHECKED
 namespace cusim {
 inline void access_atomically(const void*, size_t) {}
 inline void copy_begins(const Copy&) {}
 inline void copy_ends(const Copy&) {}
+inline void matrix_row(const void*) {}
+inline void read_of_row(const void*) {}
 inline void memory_begins(const void*, size_t) {}
 inline void grid_begins() {}
+inline void warp_meets() {}
 }  // namespace cusim
 #endif
 
@@ -190,10 +194,12 @@ inline bool run_warp(int w, bool reversed) {
             if (fiber.wait == RUNNING) {
                 m.current = &fiber;
                 cusim_switch(&m.scheduler, fiber.stack_pointer);
+                m.current = nullptr;
                 ran = again = true;
             }
             all_at_warp &= fiber.wait == AT_WARP;
         }
+        warp_meets();
         if (all_at_warp) {
             again = true;
             for (int l = 0; l < WARP; l++) m.fiber[w * WARP + l].wait = RUNNING;
@@ -275,11 +281,18 @@ extern "C" inline __attribute__((used)) const char* cusim_launch(const char* nam
     m.grid_dim = grid;
     m.block_dim = block;
     m.dynamic_bytes = dynamic_bytes;
-    m.arguments = arguments;
-    m.call = nullptr;
+    const Kernel* kernel = nullptr;
     for (int i = 0; i < n_kernels; i++)
-        if (!strcmp(kernels[i].name, name)) m.call = kernels[i].call;
-    if (!m.call) return "there is no kernel of this name";
+        if (!strcmp(kernels[i].name, name)) kernel = &kernels[i];
+    if (!kernel) return "there is no kernel of this name";
+    m.call = kernel->call;
+    size_t bytes = 0;
+    for (int i = 0; kernel->sizes[i]; i++) {
+        const size_t size = kernel->sizes[i];
+        if (i == MAX_ARGUMENTS || bytes + size > MAX_PARAMETER_BYTES) return "more arguments than the shim holds";
+        m.arguments[i] = memcpy(m.parameters + bytes, arguments[i], size);
+        bytes += (size + 15) / 16 * 16;
+    }
     grid_begins();
     const uint64_t blocks = (uint64_t)grid.x * grid.y * grid.z;
     for (uint64_t i = 0; i < blocks; i++) {

@@ -41,12 +41,15 @@ namespace cusim {
 inline void load(u32* r, const void* row, bool transposed) {
     if ((uintptr_t)row & 15) fail("ldmatrix at an address that is no multiple of 16");
     const int lane = machine->current->lane;
-    exchange((const u16*)row, [&](auto of) {
+    matrix_row(row);
+    exchange((const u16*)row, [&](auto of) UNCHECKED {
         for (int matrix = 0; matrix < 4; matrix++) {
             u16 pair[2];
             for (int k = 0; k < 2; k++) {
                 const int i = lane / 4, j = lane % 4 * 2 + k;
-                pair[k] = transposed ? of(matrix * 8 + j)[i] : of(matrix * 8 + i)[j];
+                const u16* element = transposed ? of(matrix * 8 + j) + i : of(matrix * 8 + i) + j;
+                read_of_row(element);
+                pair[k] = *element;
             }
             r[matrix] = pair[0] | (u32)pair[1] << 16;
         }

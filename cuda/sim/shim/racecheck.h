@@ -1,17 +1,11 @@
 // Finds races: pairs of accesses to one byte, at least one of them a write, that no barrier orders. Each byte of shared and
 // global memory has a shadow cell with its last write and the reads since then.
 //
-// g++ -fsanitize=thread calls a function before each access of a kernel. The functions are those below: libtsan, which
-// calls would go to otherwise, is not linked, since its clocks are those of host threads.
-//
 // Only `__syncthreads` orders accesses of a block, and `__syncwarp` those of a warp; shuffles and products on tensor cores
 // do not. Nothing orders the blocks of a grid. What `cp.async` writes is nobody's before the thread has waited for it.
 // Atomics are ordered among themselves. The answer does not depend on the order in which threads run.
 #pragma once
 #include <dlfcn.h>
-
-#define UNCHECKED __attribute__((no_sanitize("thread")))
-#define HOOK extern "C" __attribute__((used, visibility("hidden"))) UNCHECKED
 
 namespace cusim {
 // When a thread has an access: in which interval between barriers of its block, and of its warp. For accesses of several
@@ -23,6 +17,7 @@ struct Access {
 };
 constexpr uint32_t ANY_BLOCK = ~0u;
 constexpr uint8_t ANY = 255;
+// Written by memcpy and memset, because the assignment of a struct is a function, whose accesses would be checked.
 struct Cell { Access write, reads; };
 
 // Cells of the bytes that a grid has touched, in pages.
@@ -50,6 +45,13 @@ struct Shadow {
         }
         return page->cells[address % ShadowPage::BYTES];
     }
+    // What `cp.async` writes is nobody's until it is waited for.
+    UNCHECKED void leave_to_copy(const void* memory, size_t bytes) {
+        for (size_t i = 0; i < bytes; i++) at((uintptr_t)memory + i).write.block = ANY_BLOCK;
+    }
+    UNCHECKED void forget(const void* memory, size_t bytes) {
+        for (size_t i = 0; i < bytes; i++) memset(&at((uintptr_t)memory + i), 0, sizeof(Cell));
+    }
     UNCHECKED void clear() {
         for (ShadowPage*& bucket : pages)
             while (ShadowPage* page = bucket) {
@@ -69,100 +71,51 @@ inline UNCHECKED bool ordered(const Access& before, const Access& now) {
 // Adds an access to others. Those that are ordered before it need not be kept, and of the others only how far they lie
 // apart.
 inline UNCHECKED void join(Access& others, const Access& now) {
-    if (ordered(others, now)) others = now;
+    if (ordered(others, now)) memcpy(&others, &now, sizeof now);
     else if (others.block != now.block) others.block = ANY_BLOCK;
     else if (others.warp != now.warp) others.warp = ANY;
     else others.lane = ANY;
 }
 
 enum AccessKind { READ, WRITE, ATOMIC };
-inline UNCHECKED Access here(AccessKind kind) {
+inline UNCHECKED void race(Shadow& shadow, uintptr_t at, const char* what, const Access& now, const Access& before, const char* had,
+                           void* code) {
     const Machine& m = *machine;
-    const Fiber& me = *m.current;
-    return {m.block_number, me.block_interval, me.warp_interval, (uint8_t)(me.number / WARP), (uint8_t)me.lane, kind == ATOMIC};
-}
-
-inline UNCHECKED void race(uintptr_t at, const char* what, const Access& now, const Access& before, const char* had, void* code) {
-    Machine& m = *machine;
     char place[64], other[64];
     snprintf(place, sizeof place, "global memory at %#zx", (size_t)at);
-    for (int i = 0; i < m.n_arrays; i++)
-        if (at - (uintptr_t)m.arrays[i].memory < m.arrays[i].bytes)
-            snprintf(place, sizeof place, "byte %zu of shared array %d", (size_t)(at - (uintptr_t)m.arrays[i].memory), i);
+    if (const Array* array = shared_array(at))
+        snprintf(place, sizeof place, "byte %zu of shared array %d", (size_t)(at - (uintptr_t)array->memory), (int)(array - m.arrays));
     if (before.block == ANY_BLOCK) snprintf(other, sizeof other, "several blocks, or a copy under way, have");
     else if (before.warp == ANY) snprintf(other, sizeof other, "several warps have");
     else if (before.lane == ANY) snprintf(other, sizeof other, "several lanes have");
     else snprintf(other, sizeof other, "thread %d of block %u has", before.warp * WARP + before.lane, before.block - 1);
     Dl_info library = {};
     dladdr(code, &library);
-    snprintf(m.shadow->message, sizeof m.shadow->message,
+    snprintf(shadow.message, sizeof shadow.message,
              "race: thread %d of block %u %s %s, which %s %s, with no barrier between (addr2line -fie %s %#zx)",
              now.warp * WARP + now.lane, now.block - 1, what, place, other, had, library.dli_fname,
              (size_t)((char*)code - (char*)library.dli_fbase - 1));
-    fail(m.shadow->message);
+    fail(shadow.message);
 }
 
-// Whether an address is of shared or global memory: not of the stacks, nor of the shim.
-inline UNCHECKED bool is_device_memory(const void* address) {
-    return machine && (uintptr_t)address - (uintptr_t)machine >= sizeof(Machine) && address != &machine;
-}
 // Notes an access, and fails if it races with an earlier one.
-__attribute__((noinline)) inline UNCHECKED void access(const void* address, size_t bytes, AccessKind kind, void* code) {
+inline UNCHECKED void check_access(Shadow& shadow, const void* address, size_t bytes, AccessKind kind, void* code) {
     const uintptr_t first = (uintptr_t)address;
-    const Access now = here(kind);
+    const Fiber& me = *machine->current;
+    const Access now = {machine->block_number,        me.block_interval, me.warp_interval,
+                        (uint8_t)(me.number / WARP), (uint8_t)me.lane,  kind == ATOMIC};
     for (uintptr_t at = first; at < first + bytes; at++) {
-        Cell& cell = machine->shadow->at(at);
+        Cell& cell = shadow.at(at);
         const bool among_atomics = kind == ATOMIC && cell.write.atomic;
         const char* what = kind == READ ? "reads" : kind == WRITE ? "writes" : "changes atomically";
-        if (!among_atomics && !ordered(cell.write, now)) race(at, what, now, cell.write, "written", code);
-        if (kind != READ && !ordered(cell.reads, now)) race(at, what, now, cell.reads, "read", code);
+        if (!among_atomics && !ordered(cell.write, now)) race(shadow, at, what, now, cell.write, "written", code);
+        if (kind != READ && !ordered(cell.reads, now)) race(shadow, at, what, now, cell.reads, "read", code);
         if (kind == READ) join(cell.reads, now);
         else if (among_atomics) join(cell.write, now);
-        else cell = {now, {}};
+        else {
+            memcpy(&cell.write, &now, sizeof now);
+            memset(&cell.reads, 0, sizeof cell.reads);
+        }
     }
-}
-inline UNCHECKED void access_atomically(const void* address, size_t bytes) {
-    access(address, bytes, ATOMIC, __builtin_return_address(0));
-}
-// An asynchronous copy of 16 bytes reads and writes from its beginning, and until it has arrived nobody else may.
-inline UNCHECKED void copy_begins(const Copy& copy) {
-    if (copy.from) access(copy.from, 16, READ, __builtin_return_address(0));
-    access(copy.to, 16, WRITE, __builtin_return_address(0));
-    for (int i = 0; i < 16; i++) machine->shadow->at((uintptr_t)copy.to + i).write.block = ANY_BLOCK;
-}
-inline UNCHECKED void copy_ends(const Copy& copy) {
-    if (copy.from) access(copy.from, 16, READ, __builtin_return_address(0));
-    for (int i = 0; i < 16; i++) machine->shadow->at((uintptr_t)copy.to + i) = {here(WRITE), {}};
-}
-inline UNCHECKED void memory_begins(const void* memory, size_t bytes) {
-    for (size_t i = 0; i < bytes; i++) machine->shadow->at((uintptr_t)memory + i) = {};
-}
-inline UNCHECKED void grid_begins() {
-    if (!machine->shadow) machine->shadow = (Shadow*)calloc(1, sizeof(Shadow));
-    machine->shadow->clear();
 }
 }  // namespace cusim
-
-#define ACCESS_HOOK(name, bytes, kind)                                                                        \
-    HOOK void __tsan_##name(void* at) {                                                                       \
-        if (cusim::is_device_memory(at)) cusim::access(at, bytes, cusim::kind, __builtin_return_address(0)); \
-    }
-#define ACCESS_HOOKS(bytes)                            \
-    ACCESS_HOOK(read##bytes, bytes, READ)              \
-    ACCESS_HOOK(write##bytes, bytes, WRITE)            \
-    ACCESS_HOOK(unaligned_read##bytes, bytes, READ)    \
-    ACCESS_HOOK(unaligned_write##bytes, bytes, WRITE)
-ACCESS_HOOKS(1)
-ACCESS_HOOKS(2)
-ACCESS_HOOKS(4)
-ACCESS_HOOKS(8)
-ACCESS_HOOKS(16)
-HOOK void __tsan_read_range(void* at, size_t bytes) {
-    if (cusim::is_device_memory(at)) cusim::access(at, bytes, cusim::READ, __builtin_return_address(0));
-}
-HOOK void __tsan_write_range(void* at, size_t bytes) {
-    if (cusim::is_device_memory(at)) cusim::access(at, bytes, cusim::WRITE, __builtin_return_address(0));
-}
-HOOK void __tsan_init() {}
-HOOK void __tsan_func_entry(void*) {}
-HOOK void __tsan_func_exit() {}

@@ -112,3 +112,49 @@ KERNEL(32, matrices_without_a_barrier)(const T* x, T* y) {
     load_matrices(r, tile + threadIdx.x * 4);
     y[threadIdx.x] = __uint_as_float(r[0]);
 }
+
+// Below, what costs too many sectors or wavefronts.
+
+// Lanes read elements that lie in sectors of their own.
+KERNEL(32, strided_loads)(const T* x, T* y) { y[threadIdx.x] = x[RIGHT ? threadIdx.x : threadIdx.x * 32]; }
+
+// Lanes write rows of 16 bytes, an element at a time.
+KERNEL(32, scattered_stores)(const T* x, T* y) {
+    for (int i = 0; i < 4; i++) y[RIGHT ? i * 32 + threadIdx.x : threadIdx.x * 4 + i] = x[threadIdx.x];
+}
+
+// A column of a tile whose rows have as many words as there are banks.
+KERNEL(32, conflict_of_32_ways)(const T* x, T* y) {
+    constexpr int WIDTH = RIGHT ? 33 : 32;
+    SHARED(T, tile, 32 * WIDTH);
+    for (int i = 0; i < 32; i++) tile[i * WIDTH + threadIdx.x] = x[threadIdx.x];
+    __syncwarp();
+    y[threadIdx.x] = tile[threadIdx.x * WIDTH];
+}
+
+// Every fourth word.
+KERNEL(32, conflict_of_4_ways)(const T* x, T* y) {
+    SHARED(T, tile, 128);
+    tile[threadIdx.x * (RIGHT ? 1 : 4)] = x[threadIdx.x];
+    y[threadIdx.x] = tile[threadIdx.x * (RIGHT ? 1 : 4)];
+}
+
+// Vectors of 16 bytes in rows of 128, of which a quarter of a warp reads a column.
+KERNEL(32, conflict_of_vectors)(const T* x, T* y) {
+    constexpr int WIDTH = RIGHT ? 36 : 32;
+    SHARED(T, tile, 32 * WIDTH);
+    Vector<T>* own = reinterpret_cast<Vector<T>*>(tile + threadIdx.x * WIDTH);
+    *own = reinterpret_cast<const Vector<T>*>(x)[threadIdx.x];
+    reinterpret_cast<Vector<T>*>(y)[threadIdx.x] = *own;
+}
+
+// Matrices whose rows all lie in the same banks.
+KERNEL(32, conflict_of_matrices)(const T* x, T* y) {
+    constexpr int WIDTH = RIGHT ? 36 : 32;
+    SHARED(T, tile, 32 * WIDTH);
+    for (int i = 0; i < 32; i++) tile[i * WIDTH + threadIdx.x] = x[threadIdx.x];
+    __syncwarp();
+    u32 r[4];
+    load_matrices(r, tile + threadIdx.x * WIDTH);
+    y[threadIdx.x] = __uint_as_float(r[0]);
+}

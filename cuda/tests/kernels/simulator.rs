@@ -2,13 +2,14 @@
 
 use ferrotron_cuda::kernels::{self, ElementType, KernelSource};
 use libloading::{Library, Symbol};
-use std::alloc;
 use std::cell::RefCell;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{CStr, CString, c_char, c_void};
 use std::path::PathBuf;
 
 use ferrotron_tensor::ops::table::kernel_rows;
+
+use crate::memory::Memory;
 
 /// Set for a child process: names the mutant whose change is made to the kernels.
 pub const MUTANT: &str = "FERROTRON_TEST_MUTANT";
@@ -22,7 +23,7 @@ pub enum Sanitizer {
     Off,
     /// Accesses outside of memory, by libasan.
     Address,
-    /// Races, by `racecheck.h` of the shim. One order is enough.
+    /// Races, and the cost of accesses, by `instrumentation.h` of the shim. One order is enough.
     Thread,
 }
 
@@ -35,14 +36,22 @@ impl Sanitizer {
         }
     }
 
-    /// Options for g++. Without default libraries there is no libtsan, whose functions are the shim's.
+    /// Options for g++. Without default libraries there is no libtsan, whose functions are the shim's. Loads and stores of
+    /// vectors stay whole, as on a GPU.
     fn options(self) -> &'static [&'static str] {
         match self {
             Sanitizer::Off => &[],
             Sanitizer::Address => &["-fsanitize=address", "-fno-omit-frame-pointer"],
-            Sanitizer::Thread => {
-                &["-fsanitize=thread", "-fno-exceptions", "-nodefaultlibs", "-lm", "-lc", "-lgcc"]
-            }
+            Sanitizer::Thread => &[
+                "-fsanitize=thread",
+                "-fno-tree-sra",
+                "-fno-elide-constructors",
+                "-fno-exceptions",
+                "-nodefaultlibs",
+                "-lm",
+                "-lc",
+                "-lgcc",
+            ],
         }
     }
 }
@@ -53,6 +62,24 @@ pub struct Simulator {
     sanitizer: Sanitizer,
     entries: Vec<(u32, String)>,
     launched: RefCell<BTreeSet<String>>,
+    costs: RefCell<BTreeMap<String, Costs>>,
+}
+
+/// What accesses to memory have cost in a launch, each as what was counted and the least for as many different bytes.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Costs {
+    /// Sectors of 32 bytes of global memory.
+    pub load_sectors: [u64; 2],
+    pub store_sectors: [u64; 2],
+    /// Wavefronts of shared memory.
+    pub wavefronts: [u64; 2],
+}
+
+impl Costs {
+    fn least(&self) -> u64 {
+        self.load_sectors[1] + self.store_sectors[1] + self.wavefronts[1]
+    }
 }
 
 #[repr(C)]
@@ -97,13 +124,37 @@ impl Simulator {
         let path = build(file.name, &source, sanitizer);
         // SAFETY: the library has no initialisers beside those of the sanitizer.
         let library = unsafe { Library::new(&path) }.unwrap();
-        Simulator { library, sanitizer, entries, launched: RefCell::default() }
+        Simulator {
+            library,
+            sanitizer,
+            entries,
+            launched: RefCell::default(),
+            costs: RefCell::default(),
+        }
     }
 
     /// A launch of the kernel `name` for elements of `element`.
     pub fn kernel<'a>(&'a self, name: &str, element: ElementType) -> Launch<'a> {
         let name = format!("{name}_{}", element.name());
         Launch { simulator: self, name, arguments: Vec::new(), dynamic: 0 }
+    }
+
+    /// The costs of each kernel, in the first of its largest launches. The sanitizer of threads counts them.
+    pub fn costs(&self) -> BTreeMap<String, Costs> {
+        self.costs.borrow().clone()
+    }
+
+    fn note_costs(&self, name: &str) {
+        // SAFETY: this is how the shim declares it, and a grid of this thread has run.
+        let costs = unsafe {
+            let costs: Symbol<unsafe extern "C" fn() -> *const Costs> =
+                self.library.get("cusim_costs").unwrap();
+            *costs()
+        };
+        let mut known = self.costs.borrow_mut();
+        if known.get(name).is_none_or(|largest| costs.least() > largest.least()) {
+            known.insert(name.to_string(), costs);
+        }
     }
 
     /// Asserts that every kernel of the file has been launched.
@@ -208,7 +259,9 @@ impl<'a> Launch<'a> {
             return Ok(()); // as hosts do, who may not launch an empty grid
         }
         let forward = self.once(grid, block, false)?;
-        if simulator.sanitizer != Sanitizer::Thread {
+        if simulator.sanitizer == Sanitizer::Thread {
+            simulator.note_costs(&self.name);
+        } else {
             let reversed = self.once(grid, block, true)?;
             for (number, (one, other)) in forward.iter().zip(&reversed).enumerate() {
                 if let Some(at) = one.iter().zip(other).position(|(one, other)| one != other) {
@@ -291,63 +344,3 @@ impl<'a> Launch<'a> {
 }
 
 const GARBAGE: u8 = 0x7b;
-const FENCE: u8 = 0xf7;
-
-/// Memory of the pretended device: aligned as a driver's, with a fence around it. The sanitizer has a fence of its
-/// own, which also notices reads.
-struct Memory {
-    base: *mut u8,
-    length: usize,
-    fence: usize,
-    constant: bool,
-    original: Vec<u8>,
-}
-
-impl Memory {
-    fn new(bytes: &[u8], constant: bool, fence: usize) -> Memory {
-        let mut memory = Memory {
-            base: std::ptr::null_mut(),
-            length: bytes.len(),
-            fence,
-            constant,
-            original: if constant { bytes.to_vec() } else { Vec::new() },
-        };
-        // SAFETY: the layout is never empty, and the allocation is as long as what is written.
-        unsafe {
-            memory.base = alloc::alloc(memory.layout());
-            assert!(!memory.base.is_null());
-            memory.base.write_bytes(FENCE, memory.length + 2 * fence);
-            memory.pointer().copy_from_nonoverlapping(bytes.as_ptr(), bytes.len());
-        }
-        memory
-    }
-
-    fn layout(&self) -> alloc::Layout {
-        alloc::Layout::from_size_align((self.length + 2 * self.fence).max(1), 256).unwrap()
-    }
-
-    fn pointer(&self) -> *mut u8 {
-        self.base.wrapping_add(self.fence)
-    }
-
-    fn bytes(&self) -> &[u8] {
-        // SAFETY: the allocation is initialised throughout.
-        unsafe { std::slice::from_raw_parts(self.pointer(), self.length) }
-    }
-
-    fn check(&self, name: &str) {
-        // SAFETY: as above.
-        let all = unsafe { std::slice::from_raw_parts(self.base, self.length + 2 * self.fence) };
-        let (front, back) = (&all[..self.fence], &all[self.fence + self.length..]);
-        let whole = front.iter().chain(back).all(|&byte| byte == FENCE);
-        assert!(whole, "{name} writes outside of its memory of {} bytes", self.length);
-        assert!(!self.constant || self.bytes() == self.original, "{name} writes to its input");
-    }
-}
-
-impl Drop for Memory {
-    fn drop(&mut self) {
-        // SAFETY: allocated with this layout.
-        unsafe { alloc::dealloc(self.base, self.layout()) }
-    }
-}
