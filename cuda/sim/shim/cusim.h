@@ -3,7 +3,8 @@
 // A warp runs as far as it can before the next one starts, in either order of warps and lanes, so that a missing
 // barrier shows as another result. Shared memory is one allocation for each array, filled with garbage at the start
 // of every block. What `cp.async` copies arrives when it is waited for, or at once in the other order. A barrier that some threads never
-// reach, because they wait at another one or have ended, is an error that says so.
+// reach, because they wait at another one or have ended, is an error that says so. Built with -fsanitize=thread, every
+// access is checked for races and its cost is counted (`instrumentation.h`).
 //
 // Emulates what the kernels here use of the CUDA C++ Programming Guide (barriers, shuffles) and of the PTX ISA
 // (`cp.async`, `ldmatrix`, `mma.sync.m16n8k16`): fragments are laid out as their documentation says.
@@ -13,6 +14,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <sys/mman.h>
 #include <utility>
 
 #define CUSIM
@@ -25,7 +27,7 @@
 struct dim3 { unsigned x, y, z; };
 
 namespace cusim {
-constexpr int MAX_THREADS = 1024, WARP = 32, MAX_ARRAYS = 16, MAX_COPIES = 64;
+constexpr int MAX_THREADS = 1024, WARP = 32, MAX_ARRAYS = 16, MAX_COPIES = 64, MAX_ARGUMENTS = 64, MAX_PARAMETER_BYTES = 4096;
 constexpr unsigned char GARBAGE = 0x7b;  // 1.3e36 in f32 and bf16, 61e3 in f16
 #ifdef __SANITIZE_ADDRESS__
 constexpr size_t STACK = 256 << 10;
@@ -37,29 +39,34 @@ enum Wait { RUNNING, AT_BLOCK, AT_WARP, ENDED };
 struct Copy { void* to; const void* from; int group; };  // of 16 bytes; zeros if there is no source
 struct Fiber {
     void* stack_pointer;
-    char* stack;
     dim3 index;
     int number, lane;
     Wait wait;
     uint64_t slot[2];  // what the lane shows to its warp, by turns
     unsigned exchanges;
+    unsigned block_interval, warp_interval;  // how many barriers of each kind the thread has passed
     Copy copies[MAX_COPIES];
     int n_copies, groups;
 };
 struct Array { const void* tag; char* memory; size_t bytes; };
+struct Instruments;
 struct Machine {
     Fiber fiber[MAX_THREADS];
-    Fiber* current;
+    Fiber* current;  // the thread that runs
     void* scheduler;
     dim3 block, block_dim, grid_dim;
+    unsigned block_number;  // from 1
     int threads;
     Array arrays[MAX_ARRAYS];
     int n_arrays;
     bool reversed;
     size_t dynamic_bytes;
     void (*call)(void**);
-    void** arguments;
+    void* arguments[MAX_ARGUMENTS];
+    alignas(16) char parameters[MAX_PARAMETER_BYTES];  // what the arguments point to
     const char* error;
+    Instruments* instruments;
+    alignas(64) char stacks[MAX_THREADS][STACK];
 };
 // Each host thread has its own; the model spares a function call at every threadIdx.
 inline thread_local __attribute__((tls_model("initial-exec"))) Machine* machine = nullptr;
@@ -91,6 +98,25 @@ inline void fail(const char* error) {
     if (!machine->error) machine->error = error;
     stop();
 }
+}  // namespace cusim
+
+#ifdef __SANITIZE_THREAD__
+#include "instrumentation.h"
+#else
+#define UNCHECKED
+namespace cusim {
+inline void access_atomically(const void*, size_t) {}
+inline void copy_begins(const Copy&) {}
+inline void copy_ends(const Copy&) {}
+inline void matrix_row(const void*) {}
+inline void read_of_row(const void*) {}
+inline void memory_begins(const void*, size_t) {}
+inline void grid_begins() {}
+inline void warp_meets() {}
+}  // namespace cusim
+#endif
+
+namespace cusim {
 // The end of a fiber; it is never resumed.
 inline void entry() {
     machine->call(machine->arguments);
@@ -104,14 +130,14 @@ inline void wait(Wait kind) {
 }
 
 // Every lane of the warp shows a value; `read(lane)` then reads another's.
-template <class T, class F> void exchange(T mine, F read) {
+template <class T, class F> UNCHECKED void exchange(T mine, F read) {
     static_assert(sizeof(T) <= 8);
     Fiber* me = machine->current;
     const unsigned turn = me->exchanges++ & 1;
     memcpy(&me->slot[turn], &mine, sizeof(T));
     wait(AT_WARP);
     Fiber* warp = me - me->lane;
-    read([&](int lane) {
+    read([&](int lane) UNCHECKED {
         T value;
         memcpy(&value, &warp[lane].slot[turn], sizeof(T));
         return value;
@@ -125,6 +151,7 @@ inline void* shared(const void* tag, size_t bytes) {
     if (m.n_arrays == MAX_ARRAYS) abort();
     char* memory = (char*)aligned_alloc(128, (bytes + 127) / 128 * 128);
     memset(memory, GARBAGE, bytes);
+    memory_begins(memory, bytes);
     m.arrays[m.n_arrays++] = {tag, memory, bytes};
     return memory;
 }
@@ -167,10 +194,12 @@ inline bool run_warp(int w, bool reversed) {
             if (fiber.wait == RUNNING) {
                 m.current = &fiber;
                 cusim_switch(&m.scheduler, fiber.stack_pointer);
+                m.current = nullptr;
                 ran = again = true;
             }
             all_at_warp &= fiber.wait == AT_WARP;
         }
+        warp_meets();
         if (all_at_warp) {
             again = true;
             for (int l = 0; l < WARP; l++) m.fiber[w * WARP + l].wait = RUNNING;
@@ -180,17 +209,16 @@ inline bool run_warp(int w, bool reversed) {
 }
 
 inline void start(Fiber& fiber, int number) {
-    const Machine& m = *machine;
-    if (!fiber.stack) fiber.stack = (char*)aligned_alloc(64, STACK);
+    Machine& m = *machine;
     fiber.number = number;
     fiber.lane = number % WARP;
     fiber.wait = RUNNING;
-    fiber.exchanges = 0;
+    fiber.exchanges = fiber.block_interval = fiber.warp_interval = 0;
     fiber.n_copies = fiber.groups = 0;
     unsigned n = number;
     fiber.index = {n % m.block_dim.x, n / m.block_dim.x % m.block_dim.y, n / (m.block_dim.x * m.block_dim.y)};
     // Stacks begin at different sets of the cache. The entry sees the alignment that a call leaves.
-    uint64_t* top = (uint64_t*)(fiber.stack + STACK - 64 - number % 61 * 192);
+    uint64_t* top = (uint64_t*)(m.stacks[number] + STACK - 64 - number % 61 * 192);
     *--top = 0;
     *--top = (uint64_t)(void*)entry;
     for (int i = 0; i < 6; i++) *--top = 0;
@@ -241,7 +269,11 @@ extern "C" inline __attribute__((used)) const size_t* cusim_sizes(const char* na
 extern "C" inline __attribute__((used)) const char* cusim_launch(const char* name, dim3 grid, dim3 block, size_t dynamic_bytes,
                                           int reversed, void** arguments) {
     using namespace cusim;
-    if (!machine) machine = (Machine*)calloc(1, sizeof(Machine));
+    if (!machine) {
+        void* memory = mmap(nullptr, sizeof(Machine), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        if (memory == MAP_FAILED) return "no memory for the threads' stacks";
+        machine = (Machine*)memory;
+    }
     Machine& m = *machine;
     m.error = nullptr;
     m.threads = block.x * block.y * block.z;
@@ -249,15 +281,24 @@ extern "C" inline __attribute__((used)) const char* cusim_launch(const char* nam
     m.grid_dim = grid;
     m.block_dim = block;
     m.dynamic_bytes = dynamic_bytes;
-    m.arguments = arguments;
-    m.call = nullptr;
+    const Kernel* kernel = nullptr;
     for (int i = 0; i < n_kernels; i++)
-        if (!strcmp(kernels[i].name, name)) m.call = kernels[i].call;
-    if (!m.call) return "there is no kernel of this name";
+        if (!strcmp(kernels[i].name, name)) kernel = &kernels[i];
+    if (!kernel) return "there is no kernel of this name";
+    m.call = kernel->call;
+    size_t bytes = 0;
+    for (int i = 0; kernel->sizes[i]; i++) {
+        const size_t size = kernel->sizes[i];
+        if (i == MAX_ARGUMENTS || bytes + size > MAX_PARAMETER_BYTES) return "more arguments than the shim holds";
+        m.arguments[i] = memcpy(m.parameters + bytes, arguments[i], size);
+        bytes += (size + 15) / 16 * 16;
+    }
+    grid_begins();
     const uint64_t blocks = (uint64_t)grid.x * grid.y * grid.z;
     for (uint64_t i = 0; i < blocks; i++) {
         const uint64_t n = reversed ? blocks - 1 - i : i;
         dim3 at = {(unsigned)(n % grid.x), (unsigned)(n / grid.x % grid.y), (unsigned)(n / grid.x / grid.y)};
+        m.block_number = n + 1;
         if (const char* error = run_block(at, reversed)) return error;
     }
     return nullptr;
@@ -274,8 +315,14 @@ extern "C" inline __attribute__((used)) const char* cusim_launch(const char* nam
     })
 #define DYNAMIC_SHARED(type, name) type* name = static_cast<type*>(cusim::dynamic_shared())
 
-inline void __syncthreads() { cusim::wait(cusim::AT_BLOCK); }
-inline void __syncwarp() { cusim::wait(cusim::AT_WARP); }
+inline void __syncthreads() {
+    cusim::wait(cusim::AT_BLOCK);
+    cusim::machine->current->block_interval++;
+}
+inline void __syncwarp() {
+    cusim::wait(cusim::AT_WARP);
+    cusim::machine->current->warp_interval++;
+}
 template <class T> T __shfl_xor_sync(unsigned, T mine, int mask) {
     T result;
     cusim::exchange(mine, [&](auto of) { result = of(cusim::machine->current->lane ^ mask); });
@@ -287,7 +334,8 @@ template <class T> T __shfl_sync(unsigned, T mine, int lane) {
     return result;
 }
 inline int __popcll(unsigned long long x) { return __builtin_popcountll(x); }
-inline unsigned long long atomicMin(unsigned long long* at, unsigned long long value) {
+inline UNCHECKED unsigned long long atomicMin(unsigned long long* at, unsigned long long value) {
+    cusim::access_atomically(at, sizeof *at);
     unsigned long long old = *at;
     if (value < old) *at = value;
     return old;

@@ -3,7 +3,7 @@
 #pragma once
 
 namespace cusim {
-inline void arrive(const Copy& copy) {
+inline UNCHECKED void arrive(const Copy& copy) {
     if (copy.from) memcpy(copy.to, copy.from, 16);
     else memset(copy.to, 0, 16);
 }
@@ -16,8 +16,9 @@ inline void copy_async(void* to, const void* from, bool valid) {
     Fiber& me = *machine->current;
     if (me.n_copies == MAX_COPIES) fail("more asynchronous copies in flight than the shim holds");
     if (((uintptr_t)to | (uintptr_t)from) & 15) fail("an asynchronous copy of 16 bytes at an address that is no multiple of 16");
-    me.copies[me.n_copies++] = {to, valid ? from : nullptr, me.groups};
-    if (machine->reversed) arrive(me.copies[me.n_copies - 1]);
+    Copy& copy = me.copies[me.n_copies++] = {to, valid ? from : nullptr, me.groups};
+    copy_begins(copy);
+    if (machine->reversed) arrive(copy);
 }
 inline void copy_commit() { cusim::machine->current->groups++; }
 template <int N> inline void copy_wait() {
@@ -26,8 +27,12 @@ template <int N> inline void copy_wait() {
     int kept = 0;
     for (int i = 0; i < me.n_copies; i++) {
         const Copy& copy = me.copies[i];
-        if (copy.group >= me.groups - N) me.copies[kept++] = copy;
-        else if (!machine->reversed) arrive(copy);
+        if (copy.group >= me.groups - N) {
+            me.copies[kept++] = copy;
+            continue;
+        }
+        if (!machine->reversed) arrive(copy);
+        copy_ends(copy);
     }
     me.n_copies = kept;
 }
@@ -36,12 +41,15 @@ namespace cusim {
 inline void load(u32* r, const void* row, bool transposed) {
     if ((uintptr_t)row & 15) fail("ldmatrix at an address that is no multiple of 16");
     const int lane = machine->current->lane;
-    exchange((const u16*)row, [&](auto of) {
+    matrix_row(row);
+    exchange((const u16*)row, [&](auto of) UNCHECKED {
         for (int matrix = 0; matrix < 4; matrix++) {
             u16 pair[2];
             for (int k = 0; k < 2; k++) {
                 const int i = lane / 4, j = lane % 4 * 2 + k;
-                pair[k] = transposed ? of(matrix * 8 + j)[i] : of(matrix * 8 + i)[j];
+                const u16* element = transposed ? of(matrix * 8 + j) + i : of(matrix * 8 + i) + j;
+                read_of_row(element);
+                pair[k] = *element;
             }
             r[matrix] = pair[0] | (u32)pair[1] << 16;
         }
@@ -58,7 +66,7 @@ template <class H> inline void multiply(float* c, const u32* a, const u32* b) {
         for (int r = 0; r < 2; r++) mine.b[2 * r + k] = half(b[r], k);
     }
     const int lane = machine->current->lane;
-    exchange(&mine, [&](auto of) {
+    exchange(&mine, [&](auto of) UNCHECKED {
         for (int e = 0; e < 4; e++) {
             const int i = lane / 4 + e / 2 * 8, j = lane % 4 * 2 + e % 2;
             for (int k = 0; k < 16; k++) {

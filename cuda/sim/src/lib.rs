@@ -219,11 +219,11 @@ fn compile(folder: &Path, name: &str, text: &str, options: &[String]) -> PathBuf
         (folder.join(format!("{unique}.cpp")), folder.join(format!("{unique}.so")));
     std::fs::write(&source, text).unwrap();
     let mut command = Command::new("g++");
-    command.args(FLAGS).args(options);
+    command.args(FLAGS);
     for headers in ["shim", "libraries"] {
         command.arg("-I").arg(root().join(headers));
     }
-    let out = command.arg("-o").arg(&made).arg(&source).arg("-ldl").output().unwrap();
+    let out = command.arg("-o").arg(&made).arg(&source).args(options).arg("-ldl").output().unwrap();
     assert!(out.status.success(), "g++ refuses {name}:\n{}", String::from_utf8_lossy(&out.stderr));
     std::fs::remove_file(&source).unwrap();
     made

@@ -24,31 +24,13 @@ macro_rules! mutants {
 
 const MUTANTS: &[Mutant] = mutants! {
     // Barriers and shuffles
-    parts_overwritten_before_they_are_read in "norm":
-        "__syncthreads();  // the parts of an earlier call have been read" => "";
-    parts_read_before_they_are_written in "softmax":
-        "if (lane == 0) parts[warp] = x;\n    __syncthreads();" => "if (lane == 0) parts[warp] = x;";
     half_a_warp_forgotten in "reduce": "distance = 16" => "distance = 8";
     barrier_that_some_never_reach in "softmax":
         "    __syncthreads();\n    return join_warp" => "    if (lane == 0) __syncthreads();\n    return join_warp";
-    tile_read_before_it_is_written in "copy":
-        "    __syncthreads();\n    row = (u64)blockIdx.y" => "    row = (u64)blockIdx.y";
     equal_elements_in_reverse in "argsort": "(j < threadIdx.x && !before" => "(j > threadIdx.x && !before";
     equal_elements_of_the_right_run_first in "argsort": "? before(element, value" => "? !before(value, element";
-    run_read_before_it_is_written in "argsort": "widen(x[row + own]);\n    __syncthreads();" => "widen(x[row + own]);";
     first_of_repeated_indices in "index": "ADD ? sum + value : value" => "sum + value";
     nan_in_the_middle in "argsort": "if (x_nan || y_nan) return" => "if (x_nan && y_nan) return";
-    copy_not_waited_for in "attention":
-        "        copy_wait<1>();\n        __syncthreads();\n        float s[" => "        __syncthreads();\n        float s[";
-    values_not_waited_for in "attention":
-        "copy_wait<1>();\n        __syncthreads();\n        multiply_fragments" => "__syncthreads();\n        multiply_fragments";
-    values_read_before_all_have_arrived in "attention":
-        "copy_wait<1>();\n        __syncthreads();\n        multiply_fragments" => "copy_wait<1>();\n        multiply_fragments";
-    keys_overwritten_before_they_are_read in "attention":
-        "__syncthreads();\n        if (key + KEYS < end) load_rows" => "if (key + KEYS < end) load_rows";
-    queries_overwritten_before_they_are_read in "attention":
-        "multiply_fragments<D, QUERIES / 8>(dk_sum, dp, q_tile);\n            __syncthreads();" =>
-        "multiply_fragments<D, QUERIES / 8>(dk_sum, dp, q_tile);";
     matrices_not_transposed in "attention": "load_matrices_transposed(right" => "load_matrices(right";
     a_lane_of_the_row_forgotten in "attention":
         "sum[half] += __shfl_xor_sync(0xffffffffu, sum[half], 2);" => "";
@@ -82,7 +64,6 @@ const MUTANTS: &[Mutant] = mutants! {
     scores_of_what_was_dropped in "attention": "(dp[n][e] * m - delta)" => "(dp[n][e] - delta)";
     dropout_of_another_query in "attention_rows": "+ coordinate(2, query)" => "+ (u64)query";
     nothing_that_counts in "attention_rows": "(kept == A(0) ? A(0) : kept * out[i])" => "kept * out[i]";
-    row_read_before_its_warp_has_written_it in "attention_rows": "__syncwarp();" => "";
     keys_of_all_queries in "attention_rows": "end = keys_of(a, batch, query).end;" => "end = a.keys;";
     // Sums and maxima
     maximum_without_rescaling in "softmax": "sum_exp *= real::exp(max - x);" => "";
@@ -105,7 +86,6 @@ const MUTANTS: &[Mutant] = mutants! {
     packs_of_any_head in "rotary": "steps % SIZE == 0 && aligned16(x)" => "aligned16(x)";
     tail_of_a_cast_forgotten in "cast": "i = packs * SIZE + first; i < n" => "i = packs * SIZE + first; i + 1 < n";
     rows_between_not_added in "norm": "row = first; row < end; row++" => "row = first; row < end; row += 2";
-    counts_added_before_all_are_there in "zero_bitmap": "    __syncthreads();\n    i64 before" => "    i64 before";
     word_of_another_chunk in "zero_bitmap": "word = chunk * CHUNK_WORDS; word < at" => "word = chunk; word < at";
     ids_of_other_shards_first in "sort": "own < size ? own : size" => "own < size ? own : -1";
     sum_of_every_position_of_an_id in "index": "if (first > 0 && keys[order[first - 1]] == key) return;" => "";
@@ -131,6 +111,35 @@ const MUTANTS: &[Mutant] = mutants! {
     stale_block in "dropout": "if (index >> 2 != drawn)" => "if (drawn == ~0ull)";
 };
 
+/// Missing barriers and waits: races, which are found whether results show them or not.
+const RACES: &[Mutant] = mutants! {
+    parts_overwritten_before_they_are_read in "norm":
+        "__syncthreads();  // the parts of an earlier call have been read" => "";
+    parts_read_before_they_are_written in "softmax":
+        "if (lane == 0) parts[warp] = x;\n    __syncthreads();" => "if (lane == 0) parts[warp] = x;";
+    tile_read_before_it_is_written in "copy":
+        "    __syncthreads();\n    row = (u64)blockIdx.y" => "    row = (u64)blockIdx.y";
+    run_read_before_it_is_written in "argsort": "widen(x[row + own]);\n    __syncthreads();" => "widen(x[row + own]);";
+    copy_not_waited_for in "attention":
+        "        copy_wait<1>();\n        __syncthreads();\n        float s[" => "        __syncthreads();\n        float s[";
+    values_not_waited_for in "attention":
+        "copy_wait<1>();\n        __syncthreads();\n        multiply_fragments" => "__syncthreads();\n        multiply_fragments";
+    values_read_before_all_have_arrived in "attention":
+        "copy_wait<1>();\n        __syncthreads();\n        multiply_fragments" => "copy_wait<1>();\n        multiply_fragments";
+    keys_overwritten_before_they_are_read in "attention":
+        "__syncthreads();\n        if (key + KEYS < end) load_rows" => "if (key + KEYS < end) load_rows";
+    queries_overwritten_before_they_are_read in "attention":
+        "multiply_fragments<D, QUERIES / 8>(dk_sum, dp, q_tile);\n            __syncthreads();" =>
+        "multiply_fragments<D, QUERIES / 8>(dk_sum, dp, q_tile);";
+    row_read_before_its_warp_has_written_it in "attention_rows": "__syncwarp();" => "";
+    counts_added_before_all_are_there in "zero_bitmap": "    __syncthreads();\n    i64 before" => "    i64 before";
+    factors_read_before_they_are_written in "adafactor": "    __syncthreads();\n" => "";
+    rows_overwritten_before_they_are_read in "attention_rows":
+        "__syncwarp();  // the rows of the sample before have been read" => "";
+    tiles_overwritten_before_they_are_read in "attention_bias": "__syncthreads();  // the tiles have been read" => "";
+    lse_overwritten_before_it_is_read in "attention_rows": "__syncwarp();  // every lane has read lse" => "// every lane has read lse";
+};
+
 /// Changes that only the address sanitizer notices: they read where nothing is, and do nothing with it.
 const UNSANITARY: &[Mutant] = mutants! {
     reads_behind_the_last_row in "norm":
@@ -138,16 +147,19 @@ const UNSANITARY: &[Mutant] = mutants! {
     reads_before_the_first_row in "softmax": "A dot = A(0);" => "A dot = widen(y[-1]) * A(0);";
 };
 
+fn all() -> impl Iterator<Item = &'static Mutant> {
+    MUTANTS.iter().chain(RACES).chain(UNSANITARY)
+}
+
 /// A text that belongs to `file`, with the mutant's change if it is made there.
 pub fn apply(mutant: &str, file: &str, text: &str) -> String {
-    let Mutant { file: of, before, after, .. } =
-        MUTANTS.iter().chain(UNSANITARY).find(|known| known.name == mutant).unwrap();
+    let Mutant { file: of, before, after, .. } = all().find(|known| known.name == mutant).unwrap();
     if file == *of { text.replace(before, after) } else { text.to_string() }
 }
 
 #[test]
 fn every_mutant_changes_its_file() {
-    for Mutant { name, file, .. } in MUTANTS.iter().chain(UNSANITARY) {
+    for Mutant { name, file, .. } in all() {
         let text = KernelSource::named(file).unwrap().source(ElementType::F32, "");
         assert_ne!(apply(name, file, &text), text, "{name} finds nothing to change in {file}");
     }
@@ -156,7 +168,14 @@ fn every_mutant_changes_its_file() {
 #[test]
 fn every_mutant_fails() {
     if available("every_mutant_fails") && !is_child() {
-        fail_all("every_mutant_fails", MUTANTS, &[]);
+        fail_all("every_mutant_fails", MUTANTS, &[], "");
+    }
+}
+
+#[test]
+fn every_race_of_a_mutant_is_found() {
+    if available("every_race_of_a_mutant_is_found") && !is_child() {
+        fail_all("every_race_of_a_mutant_is_found", RACES, &[(SANITIZE, "thread")], "race: ");
     }
 }
 
@@ -174,7 +193,8 @@ fn the_address_sanitizer_has_no_complaint_but_about_mutants() {
     }
     // Kernels run on stacks of their own, which the sanitizer's fake stacks and search for leaks know nothing of.
     let options = "detect_leaks=0:detect_stack_use_after_return=0";
-    let sanitized = [(SANITIZE, "1"), ("LD_PRELOAD", library.as_str()), ("ASAN_OPTIONS", options)];
+    let sanitized =
+        [(SANITIZE, "address"), ("LD_PRELOAD", library.as_str()), ("ASAN_OPTIONS", options)];
     let program = std::env::current_exe().unwrap();
     let out = Command::new(&program)
         .args(["ops::", "--test-threads", "2"])
@@ -183,7 +203,7 @@ fn the_address_sanitizer_has_no_complaint_but_about_mutants() {
         .unwrap();
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     assert!(out.status.success(), "{}\n{}", text(&out.stdout), text(&out.stderr));
-    fail_all(test, UNSANITARY, &sanitized);
+    fail_all(test, UNSANITARY, &sanitized, "AddressSanitizer");
 }
 
 /// Whether this process is one that another test has started.
@@ -191,8 +211,8 @@ fn is_child() -> bool {
     std::env::var_os(MUTANT).is_some() || std::env::var_os(SANITIZE).is_some()
 }
 
-/// Runs the tests of each mutant's file in a process of its own, which must fail.
-fn fail_all(test: &str, mutants: &[Mutant], environment: &[(&str, &str)]) {
+/// Runs the tests of each mutant's file in a process of its own, which must fail with a complaint.
+fn fail_all(test: &str, mutants: &[Mutant], environment: &[(&str, &str)], complaint: &str) {
     let program = std::env::current_exe().unwrap();
     let next = AtomicUsize::new(0);
     let run = || {
@@ -208,12 +228,7 @@ fn fail_all(test: &str, mutants: &[Mutant], environment: &[(&str, &str)]) {
             assert!(text.contains("running 1 test"), "{test}: {name} ran no test:\n{text}");
             assert!(!text.contains("g++ refuses"), "{test}: {name} is no program:\n{text}");
             assert!(!out.status.success(), "{test}: {name} passes the tests of {file}");
-            if !environment.is_empty() {
-                assert!(
-                    text.contains("AddressSanitizer"),
-                    "{test}: {name} fails otherwise:\n{text}"
-                );
-            }
+            assert!(text.contains(complaint), "{test}: {name} fails otherwise:\n{text}");
         }
     };
     std::thread::scope(|scope| {

@@ -2,24 +2,84 @@
 
 use ferrotron_cuda::kernels::{self, ElementType, KernelSource};
 use libloading::{Library, Symbol};
-use std::alloc;
 use std::cell::RefCell;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{CStr, CString, c_char, c_void};
 use std::path::PathBuf;
 
 use ferrotron_tensor::ops::table::kernel_rows;
 
+use crate::memory::Memory;
+
 /// Set for a child process: names the mutant whose change is made to the kernels.
 pub const MUTANT: &str = "FERROTRON_TEST_MUTANT";
-/// Set for a child process: kernels are built with the address sanitizer.
+/// Set for a child process, to `address` or `thread`: kernels are built with this sanitizer.
 pub const SANITIZE: &str = "FERROTRON_TEST_SANITIZE";
+
+/// What is checked beside results, by instructions that g++ adds to kernels.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Sanitizer {
+    /// Nothing: two orders of threads must give the same bits.
+    Off,
+    /// Accesses outside of memory, by libasan.
+    Address,
+    /// Races, and the cost of accesses, by `instrumentation.h` of the shim. One order is enough.
+    Thread,
+}
+
+impl Sanitizer {
+    pub fn from_environment() -> Sanitizer {
+        match std::env::var(SANITIZE).as_deref() {
+            Ok("address") => Sanitizer::Address,
+            Ok("thread") => Sanitizer::Thread,
+            _ => Sanitizer::Off,
+        }
+    }
+
+    /// Options for g++. Without default libraries there is no libtsan, whose functions are the shim's. Loads and stores of
+    /// vectors stay whole, as on a GPU.
+    fn options(self) -> &'static [&'static str] {
+        match self {
+            Sanitizer::Off => &[],
+            Sanitizer::Address => &["-fsanitize=address", "-fno-omit-frame-pointer"],
+            Sanitizer::Thread => &[
+                "-fsanitize=thread",
+                "-fno-tree-sra",
+                "-fno-elide-constructors",
+                "-fno-exceptions",
+                "-nodefaultlibs",
+                "-lm",
+                "-lc",
+                "-lgcc",
+            ],
+        }
+    }
+}
 
 /// The kernels of one file, built for the CPU.
 pub struct Simulator {
     library: Library,
+    sanitizer: Sanitizer,
     entries: Vec<(u32, String)>,
     launched: RefCell<BTreeSet<String>>,
+    costs: RefCell<BTreeMap<String, Costs>>,
+}
+
+/// What accesses to memory have cost in a launch, each as what was counted and the least for as many different bytes.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Costs {
+    /// Sectors of 32 bytes of global memory.
+    pub load_sectors: [u64; 2],
+    pub store_sectors: [u64; 2],
+    /// Wavefronts of shared memory.
+    pub wavefronts: [u64; 2],
+}
+
+impl Costs {
+    fn least(&self) -> u64 {
+        self.load_sectors[1] + self.store_sectors[1] + self.wavefronts[1]
+    }
 }
 
 #[repr(C)]
@@ -34,8 +94,13 @@ type LaunchFunction =
     unsafe extern "C" fn(*const c_char, Dim3, Dim3, usize, i32, *mut *mut c_void) -> *const c_char;
 
 impl Simulator {
-    /// Builds `file`, or takes what was built from the same text.
+    /// Builds `file` with the sanitizer of this process, or takes what was built from the same text.
     pub fn new(file: &KernelSource) -> Simulator {
+        Simulator::with(file, Sanitizer::from_environment())
+    }
+
+    /// Like [`Simulator::new`], with a sanitizer.
+    pub fn with(file: &KernelSource, sanitizer: Sanitizer) -> Simulator {
         let rows = if file.name == "pointwise" { kernel_rows() } else { String::new() };
         let instances: Vec<String> = file
             .types
@@ -56,16 +121,40 @@ impl Simulator {
             ));
         }
         source.push_str(&format!("}};\nconst int cusim::n_kernels = {};\n", entries.len()));
-        let path = build(file.name, &source);
+        let path = build(file.name, &source, sanitizer);
         // SAFETY: the library has no initialisers beside those of the sanitizer.
         let library = unsafe { Library::new(&path) }.unwrap();
-        Simulator { library, entries, launched: RefCell::default() }
+        Simulator {
+            library,
+            sanitizer,
+            entries,
+            launched: RefCell::default(),
+            costs: RefCell::default(),
+        }
     }
 
     /// A launch of the kernel `name` for elements of `element`.
     pub fn kernel<'a>(&'a self, name: &str, element: ElementType) -> Launch<'a> {
         let name = format!("{name}_{}", element.name());
         Launch { simulator: self, name, arguments: Vec::new(), dynamic: 0 }
+    }
+
+    /// The costs of each kernel, in the first of its largest launches. The sanitizer of threads counts them.
+    pub fn costs(&self) -> BTreeMap<String, Costs> {
+        self.costs.borrow().clone()
+    }
+
+    fn note_costs(&self, name: &str) {
+        // SAFETY: this is how the shim declares it, and a grid of this thread has run.
+        let costs = unsafe {
+            let costs: Symbol<unsafe extern "C" fn() -> *const Costs> =
+                self.library.get("cusim_costs").unwrap();
+            *costs()
+        };
+        let mut known = self.costs.borrow_mut();
+        if known.get(name).is_none_or(|largest| costs.least() > largest.least()) {
+            known.insert(name.to_string(), costs);
+        }
     }
 
     /// Asserts that every kernel of the file has been launched.
@@ -91,14 +180,11 @@ fn qualified(name: &str) -> String {
 }
 
 /// The shared library of a source.
-fn build(name: &str, source: &str) -> PathBuf {
-    // A mutant runs until its first failure.
-    let level = if std::env::var_os(MUTANT).is_some() { "-O1" } else { "-O2" };
-    let sanitizer: &[&str] = match std::env::var_os(SANITIZE) {
-        Some(_) => &["-fsanitize=address", "-fno-omit-frame-pointer"],
-        None => &[],
-    };
-    ferrotron_cuda_sim::library(name, source, &[&[level], sanitizer].concat())
+fn build(name: &str, source: &str, sanitizer: Sanitizer) -> PathBuf {
+    // A mutant runs until its first failure, and a check for races once.
+    let short = std::env::var_os(MUTANT).is_some() || sanitizer == Sanitizer::Thread;
+    let level = if short { "-O1" } else { "-O2" };
+    ferrotron_cuda_sim::library(name, source, &[&[level], sanitizer.options()].concat())
 }
 
 enum Argument<'a> {
@@ -155,7 +241,13 @@ impl<'a> Launch<'a> {
     }
 
     /// Runs in both orders, which must give the same bits, and writes nothing outside of its memory.
-    pub fn run(mut self, grid: [usize; 3], block: [usize; 3]) {
+    pub fn run(self, grid: [usize; 3], block: [usize; 3]) {
+        let name = self.name.clone();
+        self.try_run(grid, block).unwrap_or_else(|error| panic!("{name}: {error}"));
+    }
+
+    /// Like [`Launch::run`], with an error where memory depends on the order or the shim finds one.
+    pub fn try_run(mut self, grid: [usize; 3], block: [usize; 3]) -> Result<(), String> {
         let Launch { simulator, name, .. } = &self;
         let limit = simulator.entries.iter().find(|(_, entry)| entry == name);
         let limit = limit.unwrap_or_else(|| panic!("there is no kernel {name}")).0 as usize;
@@ -164,17 +256,20 @@ impl<'a> Launch<'a> {
         assert!(grid[0] < 1 << 31 && grid[1] < 65536 && grid[2] < 65536, "{name}: grid {grid:?}");
         simulator.launched.borrow_mut().insert(name.clone());
         if grid.contains(&0) {
-            return; // as hosts do, who may not launch an empty grid
+            return Ok(()); // as hosts do, who may not launch an empty grid
         }
-        let forward = self.once(grid, block, false);
-        let reversed = self.once(grid, block, true);
-        for (number, (one, other)) in forward.iter().zip(&reversed).enumerate() {
-            let at = one.iter().zip(other).position(|(one, other)| one != other);
-            assert!(
-                at.is_none(),
-                "{}: memory {number} depends on the order of threads, byte {at:?}",
-                self.name
-            );
+        let forward = self.once(grid, block, false)?;
+        if simulator.sanitizer == Sanitizer::Thread {
+            simulator.note_costs(&self.name);
+        } else {
+            let reversed = self.once(grid, block, true)?;
+            for (number, (one, other)) in forward.iter().zip(&reversed).enumerate() {
+                if let Some(at) = one.iter().zip(other).position(|(one, other)| one != other) {
+                    return Err(format!(
+                        "memory {number} depends on the order of threads, byte {at}"
+                    ));
+                }
+            }
         }
         let mut results = forward.into_iter();
         for argument in &mut self.arguments {
@@ -182,9 +277,15 @@ impl<'a> Launch<'a> {
                 data.copy_from_slice(&results.next().unwrap());
             }
         }
+        Ok(())
     }
 
-    fn once(&self, grid: [usize; 3], block: [usize; 3], reversed: bool) -> Vec<Vec<u8>> {
+    fn once(
+        &self,
+        grid: [usize; 3],
+        block: [usize; 3],
+        reversed: bool,
+    ) -> Result<Vec<Vec<u8>>, String> {
         let mut memory: Vec<Memory> = Vec::new();
         let mut slots: Vec<Vec<u8>> = Vec::new();
         for argument in &self.arguments {
@@ -201,7 +302,8 @@ impl<'a> Launch<'a> {
                 Argument::InOut(data) => data.to_vec(),
                 Argument::Output(data) => vec![GARBAGE; data.len()],
             };
-            memory.push(Memory::new(&bytes, matches!(argument, Argument::Input(_))));
+            let fence = if self.simulator.sanitizer == Sanitizer::Address { 0 } else { 256 };
+            memory.push(Memory::new(&bytes, matches!(argument, Argument::Input(_)), fence));
             slots.push((memory.last().unwrap().pointer() as u64).to_ne_bytes().to_vec());
         }
         // Arguments lie at addresses of 16: a struct may hold numbers of any size.
@@ -232,78 +334,13 @@ impl<'a> Launch<'a> {
             )
         };
         if !error.is_null() {
-            // SAFETY: errors are static strings.
-            let error = unsafe { CStr::from_ptr(error) }.to_string_lossy();
-            panic!("{}: {error}", self.name);
+            // SAFETY: errors are strings that live until the next launch.
+            return Err(unsafe { CStr::from_ptr(error) }.to_string_lossy().into_owned());
         }
         memory.iter().for_each(|memory| memory.check(&self.name));
-        memory
-            .into_iter()
-            .filter(|memory| !memory.constant)
-            .map(|memory| memory.bytes().to_vec())
-            .collect()
+        let results = memory.into_iter().filter(|memory| !memory.constant);
+        Ok(results.map(|memory| memory.bytes().to_vec()).collect())
     }
 }
 
 const GARBAGE: u8 = 0x7b;
-const FENCE: u8 = 0xf7;
-
-/// Memory of the pretended device: aligned as a driver's, with a fence around it. The sanitizer has a fence of its
-/// own, which also notices reads.
-struct Memory {
-    base: *mut u8,
-    length: usize,
-    fence: usize,
-    constant: bool,
-    original: Vec<u8>,
-}
-
-impl Memory {
-    fn new(bytes: &[u8], constant: bool) -> Memory {
-        let fence = if std::env::var_os(SANITIZE).is_some() { 0 } else { 256 };
-        let mut memory = Memory {
-            base: std::ptr::null_mut(),
-            length: bytes.len(),
-            fence,
-            constant,
-            original: if constant { bytes.to_vec() } else { Vec::new() },
-        };
-        // SAFETY: the layout is never empty, and the allocation is as long as what is written.
-        unsafe {
-            memory.base = alloc::alloc(memory.layout());
-            assert!(!memory.base.is_null());
-            memory.base.write_bytes(FENCE, memory.length + 2 * fence);
-            memory.pointer().copy_from_nonoverlapping(bytes.as_ptr(), bytes.len());
-        }
-        memory
-    }
-
-    fn layout(&self) -> alloc::Layout {
-        alloc::Layout::from_size_align((self.length + 2 * self.fence).max(1), 256).unwrap()
-    }
-
-    fn pointer(&self) -> *mut u8 {
-        self.base.wrapping_add(self.fence)
-    }
-
-    fn bytes(&self) -> &[u8] {
-        // SAFETY: the allocation is initialised throughout.
-        unsafe { std::slice::from_raw_parts(self.pointer(), self.length) }
-    }
-
-    fn check(&self, name: &str) {
-        // SAFETY: as above.
-        let all = unsafe { std::slice::from_raw_parts(self.base, self.length + 2 * self.fence) };
-        let (front, back) = (&all[..self.fence], &all[self.fence + self.length..]);
-        let whole = front.iter().chain(back).all(|&byte| byte == FENCE);
-        assert!(whole, "{name} writes outside of its memory of {} bytes", self.length);
-        assert!(!self.constant || self.bytes() == self.original, "{name} writes to its input");
-    }
-}
-
-impl Drop for Memory {
-    fn drop(&mut self) {
-        // SAFETY: allocated with this layout.
-        unsafe { alloc::dealloc(self.base, self.layout()) }
-    }
-}

@@ -7,7 +7,7 @@ use ferrotron_tensor::ops::attention::AttentionMask;
 use ferrotron_tensor::ops::rotary::{Direction, RotaryTable, rotary};
 
 use super::attention::Problem;
-use crate::simulator::{SANITIZE, Simulator};
+use crate::simulator::{Sanitizer, Simulator};
 use crate::support::*;
 
 /// Elements of 16 bits between two samples.
@@ -22,9 +22,9 @@ struct Far {
 }
 
 impl Far {
-    /// The operands, each of two samples; none under the sanitizer, which keeps account of every byte in between.
+    /// The operands, each of two samples; none under the address sanitizer, which keeps account of every byte in between.
     fn new(operands: &[&[u8]]) -> Option<Far> {
-        if std::env::var_os(SANITIZE).is_some() {
+        if Sanitizer::from_environment() == Sanitizer::Address {
             return None;
         }
         let mut memory = vec![0; 2 * APART + operands.len() * ROOM];

@@ -29,9 +29,12 @@ mod sq_norm;
 mod step;
 mod zero_bitmap;
 
-use crate::simulator::Simulator;
+use crate::simulator::{Costs, Sanitizer, Simulator};
 use ferrotron_cuda::kernels::{FILES, KernelSource};
 use ferrotron_cuda_sim::available;
+use std::collections::BTreeMap;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 /// A file of kernels, and the function that checks all of them.
 type Check = (&'static str, fn(&Simulator));
@@ -72,6 +75,27 @@ pub fn check(file: &str) {
     let simulator = Simulator::new(KernelSource::named(file).unwrap());
     check(&simulator);
     simulator.assert_all_launched();
+}
+
+/// Runs the checks of all files with the sanitizer of threads. Returns the costs of kernels, by "file/kernel".
+pub fn costs() -> BTreeMap<String, Costs> {
+    let next = AtomicUsize::new(0);
+    let all: Mutex<BTreeMap<String, Costs>> = Mutex::default();
+    let run = || {
+        while let Some((file, check)) = CHECKS.get(next.fetch_add(1, Relaxed)) {
+            let simulator = Simulator::with(KernelSource::named(file).unwrap(), Sanitizer::Thread);
+            check(&simulator);
+            let costs = simulator.costs().into_iter();
+            all.lock()
+                .unwrap()
+                .extend(costs.map(|(name, costs)| (format!("{file}/{name}"), costs)));
+        }
+    };
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..2).map(|_| scope.spawn(run)).collect();
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+    });
+    all.into_inner().unwrap()
 }
 
 macro_rules! tests {
