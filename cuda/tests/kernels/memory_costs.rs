@@ -16,6 +16,9 @@ const UPDATE: &str = "UPDATE_MEMORY_COSTS";
 /// The most sectors and wavefronts, over the least for as many different bytes, of kernels that are not listed.
 const MOST: [f64; 3] = [2.0, 2.0, 1.0];
 
+/// How far numbers may be from the table's: biases of attention lie at any multiple of 16 bytes, so their sectors vary.
+const ROOM: f64 = 0.02;
+
 /// Kernels that cost more, by file or by file and name, with the reason.
 const COSTLY: &[(&str, &str)] = &[
     ("argsort/", "places follow from the values"),
@@ -52,14 +55,18 @@ fn no_kernel_has_a_race_and_accesses_cost_what_the_table_says() {
     if kept.lines().next() != made.lines().next() {
         return println!("the table of costs is another compiler's, and not compared");
     }
-    let only = |left: &str, right: &str, sign: &str| -> String {
-        let lines = left.lines().filter(|line| !right.lines().any(|other| other == *line));
-        lines.map(|line| format!("{sign} {line}\n")).collect()
+    let agrees = |(kept, made): &(&str, &str)| {
+        let mut words = kept.split_whitespace().zip(made.split_whitespace());
+        words.all(|(kept, made)| {
+            let numbers = (kept.parse::<f64>(), made.parse::<f64>());
+            kept == made
+                || matches!(numbers, (Ok(kept), Ok(made)) if (kept - made).abs() <= ROOM * kept)
+        })
     };
-    let (gone, new) = (only(&kept, &made, "-"), only(&made, &kept, "+"));
+    let changed: Vec<_> = kept.lines().zip(made.lines()).filter(|lines| !agrees(lines)).collect();
     assert!(
-        kept == made,
-        "the costs of accesses have changed; {UPDATE}=1 writes {} anew:\n{gone}{new}",
+        changed.is_empty() && kept.lines().count() == made.lines().count(),
+        "the costs of accesses have changed; {UPDATE}=1 writes {} anew: {changed:#?}",
         path.display()
     );
 }
