@@ -46,3 +46,17 @@ fn seeds_are_taken_and_no_change_of_them_panics() {
         }
     }
 }
+
+/// Inputs at which a reader has panicked: a merge whose result is longer than every token.
+const ONCE_PANICKED: [(&str, &str); 1] = [(
+    "tokenizer",
+    r#"{"version":"1.0","model":{"type":"BPE","vocab":{"T":0,"h":1,"e":2,"Th":3},"merges":["T h","Th e"]}}"#,
+)];
+
+#[test]
+fn what_once_panicked_is_refused() {
+    for (name, input) in ONCE_PANICKED {
+        let target = TARGETS.iter().find(|target| target.name == name).expect("it is there");
+        assert!(!(target.read)(input.as_bytes()), "{name}: {input}");
+    }
+}

@@ -2,6 +2,7 @@
 //! Rust, without a C library.
 
 mod chunks;
+mod merges;
 mod room;
 
 use self::chunks::Chunks;
@@ -369,6 +370,9 @@ impl OfBytePairs {
 
 /// Loads a file. What `parse` reads is compiled once, in the crate of tokenizers.
 fn load(json: &str) -> Result<tokenizers::Tokenizer> {
+    if let Some(fault) = merges::fault(json) {
+        return Err(failed("load")(fault.into()));
+    }
     let tokenizer = match serde_json::from_str::<OfBytePairs>(json) {
         Ok(parts) => parts.tokenizer(),
         Err(_) => json.parse(),
