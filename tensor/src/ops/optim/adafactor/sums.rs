@@ -96,12 +96,12 @@ vectorized! {
         let (last, last_factors) = (chunks.remainder(), factors.remainder());
         for (grads, columns) in chunks.zip(factors) {
             for ((lane, g), &c) in lanes.iter_mut().zip(grads).zip(columns) {
-                let u = (g.acc() * c).f64();
+                let u = g.acc().f64() * c.f64();
                 *lane = u.mul_add(u, *lane);
             }
         }
         for ((lane, g), &c) in lanes.iter_mut().zip(last).zip(last_factors) {
-            let u = (g.acc() * c).f64();
+            let u = g.acc().f64() * c.f64();
             *lane = u.mul_add(u, *lane);
         }
         lanes.into_iter().sum()
