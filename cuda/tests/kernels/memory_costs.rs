@@ -16,7 +16,7 @@ const UPDATE: &str = "UPDATE_MEMORY_COSTS";
 /// The most sectors and wavefronts, over the least for as many different bytes, of kernels that are not listed.
 const MOST: [f64; 3] = [2.0, 2.0, 1.0];
 
-/// How far numbers may be from the table's: biases of attention lie at any multiple of 16 bytes, so their sectors vary.
+/// The share by which numbers may differ from the table's: biases of attention lie at any multiple of 16 bytes, so their sectors vary.
 const ROOM: f64 = 0.02;
 
 /// Kernels that cost more, by file or by file and name, with the reason.
@@ -71,7 +71,7 @@ fn no_kernel_has_a_race_and_accesses_cost_what_the_table_says() {
     );
 }
 
-/// What was counted over the least; nothing where nothing is accessed.
+/// The ratio of the count to the least; nothing where nothing is accessed.
 fn ratios(costs: &Costs) -> [Option<f64>; 3] {
     [costs.load_sectors, costs.store_sectors, costs.wavefronts]
         .map(|[counted, least]| (least > 0).then(|| counted as f64 / least as f64))

@@ -76,15 +76,16 @@ fn planted_costs_are_found_and_nothing_else() {
     if !available("planted_costs_are_found_and_nothing_else") {
         return;
     }
-    let counted = |file: &KernelSource, name: &str| {
-        let simulator = Simulator::with(file, Sanitizer::Thread);
-        run(&simulator, (name, 1, 32)).unwrap();
+    let simulators =
+        [planted!(true), planted!(false)].map(|file| Simulator::with(&file, Sanitizer::Thread));
+    let counted = |simulator: &Simulator, name: &str| {
+        run(simulator, (name, 1, 32)).unwrap();
         let Costs { load_sectors, store_sectors, wavefronts } =
             simulator.costs()[&format!("{name}_f32")];
         [load_sectors, store_sectors, wavefronts]
     };
     for (name, right, wrong) in COSTS {
-        let found = [planted!(true), planted!(false)].map(|file| counted(&file, name));
+        let found = simulators.each_ref().map(|simulator| counted(simulator, name));
         assert_eq!(found, [*right, *wrong], "{name}: loads, stores and wavefronts");
     }
 }

@@ -16,7 +16,7 @@ pub const MUTANT: &str = "FERROTRON_TEST_MUTANT";
 /// Set for a child process, to `address` or `thread`: kernels are built with this sanitizer.
 pub const SANITIZE: &str = "FERROTRON_TEST_SANITIZE";
 
-/// What is checked beside results, by instructions that g++ adds to kernels.
+/// The checks beside those of results, by instructions that g++ adds to kernels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Sanitizer {
     /// Nothing: two orders of threads must give the same bits.
@@ -65,7 +65,7 @@ pub struct Simulator {
     costs: RefCell<BTreeMap<String, Costs>>,
 }
 
-/// What accesses to memory have cost in a launch, each as what was counted and the least for as many different bytes.
+/// Costs of a launch's accesses to memory: for each the count, and the least for as many different bytes.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Costs {

@@ -14,8 +14,9 @@ const LARGE: usize = 4096;
 /// A rank's elements of a bucket.
 ///
 /// All ranks have equal shards, so that one call reduces or gathers a flat buffer: it ends with padding, of fewer than
-/// one element for each rank, or [`ALIGNMENT`] if shards are [`LARGE`]. The shards of the last ranks are, in part, padding, which nobody updates. Without
-/// sharding the buffers are the same, and so is the order in which gradients are added.
+/// one element for each rank, or [`ALIGNMENT`] if shards are [`LARGE`]. The shards of the last ranks are, in part,
+/// padding, which nobody updates. Without sharding the buffers are the same, and so is the order in which gradients are
+/// added.
 pub(crate) struct ElementShards {
     /// The elements of parameters that this rank updates.
     pub owned: Range<usize>,

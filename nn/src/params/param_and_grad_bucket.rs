@@ -16,7 +16,7 @@ use crate::{
 /// Parameters with equal dtype, sharding and decay, in one weight and one gradient buffer. They share gradient reductions,
 /// norms and optimizer passes.
 ///
-/// Where ranks share the elements, each buffer ends with padding, so that all have equal shards: one call reduces or
+/// Each buffer ends with padding where ranks share the elements, so that all have equal shards: one call reduces or
 /// gathers it. Nobody updates the padding, and its contents are unspecified.
 pub struct ParamAndGradBucket {
     /// Whether weight decay applies.

@@ -75,8 +75,9 @@ pub async fn reduce_scatter_narrow(
         for to in links.others() {
             let place = clip(&parts[to], start, PIECE);
             if !place.is_empty() {
-                // SAFETY: `run` waits until it is sent, or its caller gives it up. Only this rank's own part is written here; an all-gather that
-                // follows writes the others when their owners have received what was sent.
+                // SAFETY: `run` waits until it is sent, or its caller gives it up. Only this rank's own part is
+                // written here; an all-gather that follows writes the others when their owners have received what was
+                // sent.
                 unsafe { links.to(to)?.lend(&bytes[place]).await? };
             }
         }
@@ -119,8 +120,8 @@ pub async fn reduce_scatter_small(
     for to in links.others() {
         let place = parts[to].clone();
         if !place.is_empty() {
-            // SAFETY: `run` waits until it is sent, or its caller gives it up. Only this rank's own part is written here; an all-gather that follows writes the
-            // others when their owners have received what was sent.
+            // SAFETY: `run` waits until it is sent, or its caller gives it up. Only this rank's own part is written
+            // here; an all-gather that follows writes the others when their owners have received what was sent.
             unsafe { links.to(to)?.lend(&bytes[place]).await? };
         }
     }

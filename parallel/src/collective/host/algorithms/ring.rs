@@ -87,8 +87,9 @@ async fn send(links: &mut PeerChannels, place: Range<usize>, bytes: &[u8]) -> Ch
     if place.is_empty() {
         return Ok(());
     }
-    // SAFETY: `run` waits until it is sent, or its caller gives it up. What is lent changes again in one case: a part that was sent first in a
-    // reduce-scatter comes back reduced, which it cannot be before the next rank has received it.
+    // SAFETY: `run` waits until it is sent, or its caller gives it up. What is lent changes again in one case: a part
+    // that was sent first in a reduce-scatter comes back reduced, which it cannot be before the next rank has
+    // received it.
     unsafe { links.to(links.after(1))?.lend(&bytes[place]).await }
 }
 

@@ -20,7 +20,8 @@ pub async fn broadcast(
             links.from(links.before(1))?.recv(&mut bytes[place.clone()]).await?;
         }
         if sends {
-            // SAFETY: `run` waits until it is sent, or its caller gives it up, and a piece that has come in does not change again.
+            // SAFETY: `run` waits until it is sent, or its caller gives it up, and a piece that has come in does not
+            // change again.
             unsafe { links.to(links.after(1))?.lend(&bytes[place]).await? };
         }
     }

@@ -197,8 +197,8 @@ async fn ask_for_parent(
 
 /// Looks the address of a name up. Where a cluster names machines while they start, the name may come later than this rank.
 async fn resolve(host: &str, port: u16, network: &Network) -> Result<SocketAddr> {
-    let until = Instant::now() + NAMED;
-    for attempt in 0.. {
+    let (until, mut has_warned) = (Instant::now() + NAMED, false);
+    loop {
         let why = match lookup_host((host, port)).await {
             Ok(found) => {
                 // IPv4 first: names of the machine itself often have both, and not everybody listens at both.
@@ -214,12 +214,11 @@ async fn resolve(host: &str, port: u16, network: &Network) -> Result<SocketAddr>
         if Instant::now() >= until {
             return Err(failed(format!("{host}: {why}")));
         }
-        if attempt == 0 {
+        if !std::mem::replace(&mut has_warned, true) {
             network.warn(&format!("{host}: {why}; trying again for {NAMED:?}"));
         }
         sleep(network.jittered(PAUSE * 10)).await;
     }
-    unreachable!("it tries until it returns")
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@ use snow::types::{Cipher, Dh, Hash, Random};
 
 use crate::collective::host::transport::seal::Resolver;
 
-/// What simulated connections resolve their cryptography with.
+/// The cryptography of simulated connections.
 pub fn resolver() -> BoxedCryptoResolver {
     Box::new(FallbackResolver::new(Box::new(Exchange), Box::new(Resolver::default())))
 }

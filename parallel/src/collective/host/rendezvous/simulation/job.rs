@@ -37,7 +37,7 @@ pub struct Outcome {
     pub happened: Vec<(Fault, Duration)>,
     /// The moment at which the last rank has met the others, if all have.
     pub met: Option<Duration>,
-    /// What all processes have sent.
+    /// The connections and writes of all processes.
     pub volume: Volume,
     /// What is on the disk.
     pub disk: Disk,

@@ -37,7 +37,7 @@ pub struct Process {
     pub packets: u64,
 }
 
-/// What all processes have sent.
+/// The connections and writes of all processes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Volume {
     /// Connections that were made.
