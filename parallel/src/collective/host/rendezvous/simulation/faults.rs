@@ -105,6 +105,8 @@ pub struct Scenario {
     pub starts: Duration,
     /// Longest time that a rank computes.
     pub work: Duration,
+    /// Longest time that a process waits for the processor, each time.
+    pub busy: Duration,
     /// How long packets take.
     pub weather: Weather,
     /// Whether connections are sealed.
@@ -125,12 +127,12 @@ impl Fault {
         }
     }
 
-    /// The rank that the others must name, if there is one.
+    /// The rank that the others must name if they end, if there is one.
     pub fn culprit(&self) -> Option<usize> {
         match *self {
             Fault::Kill(rank)
             | Fault::Off(rank)
-            | Fault::Stop(rank, None)
+            | Fault::Stop(rank, _)
             | Fault::Absent(rank)
             | Fault::Fails(rank, _)
             | Fault::Hangs(rank, _)
@@ -152,6 +154,7 @@ impl Scenario {
             timeout,
             starts: millisecond,
             work: millisecond,
+            busy: Duration::ZERO,
             weather: Weather {
                 latency: [millisecond; 2],
                 lost: 0.0,
@@ -194,6 +197,7 @@ impl Scenario {
             timeout,
             starts,
             work,
+            busy: Duration::ZERO,
             weather,
             is_sealed: dice.happens(0.1),
             faults: Vec::new(),
@@ -203,7 +207,25 @@ impl Scenario {
             let fault = scenario.draw(dice);
             scenario.faults.push(fault);
         }
+        scenario.delay(&mut Dice::new(!seed));
         scenario
+    }
+
+    /// Draws waits for the processor, and pauses about as long as others wait: by dice of their own, so that the scenario
+    /// of a seed is otherwise the one that it was before there were these.
+    fn delay(&mut self, dice: &mut Dice) {
+        if dice.happens(0.1) {
+            // A call that is the first of its group takes many of these.
+            let most = (self.timeout / 100).min(Duration::from_secs(1));
+            self.busy = dice.between(Duration::from_millis(1), most);
+        }
+        for (_, fault) in &mut self.faults {
+            if let Fault::Stop(_, pause) | Fault::Cut(_, pause) = fault
+                && dice.happens(0.3)
+            {
+                *pause = Some(dice.between(self.timeout / 8, self.timeout * 2));
+            }
+        }
     }
 
     fn draw(&mut self, dice: &mut Dice) -> (When, Fault) {

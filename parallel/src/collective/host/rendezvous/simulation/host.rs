@@ -7,6 +7,7 @@ use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
+use std::time::Duration;
 use tokio::time::{Instant, Sleep, sleep_until};
 
 use super::network::{Life, Wires};
@@ -163,17 +164,27 @@ impl Drop for SimulatedListener {
     }
 }
 
-/// Runs a process as long as it lives, and not while it is stopped.
+/// Runs a process as long as it lives, and not while it is stopped or waits for the processor.
 pub struct Running<T> {
     host: Host,
     main: Option<Pin<Box<dyn Future<Output = T>>>>,
     sleep: Option<Pin<Box<Sleep>>>,
+    /// Longest wait for the processor.
+    busy: Duration,
+    /// The end of the present wait.
+    turn: Instant,
 }
 
 impl<T> Running<T> {
-    /// The process `host`, which runs `main`.
-    pub fn new(host: Host, main: impl Future<Output = T> + 'static) -> Running<T> {
-        Running { host, main: Some(Box::pin(main)), sleep: None }
+    /// The process `host`, which runs `main` and waits for the processor for up to `busy` each time.
+    pub fn new(host: Host, busy: Duration, main: impl Future<Output = T> + 'static) -> Running<T> {
+        Running { host, main: Some(Box::pin(main)), sleep: None, busy, turn: Instant::now() }
+    }
+
+    /// Polls again at a time.
+    fn wake_at(&mut self, time: Instant, context: &mut Context<'_>) {
+        let sleep = self.sleep.insert(Box::pin(sleep_until(time)));
+        let _ = sleep.as_mut().poll(context);
     }
 }
 
@@ -191,11 +202,20 @@ impl<T> Future for Running<T> {
             process.life
         };
         match (life, &mut running.main) {
-            (Life::Running, Some(main)) => main.as_mut().poll(context).map(Some),
+            (Life::Running, Some(_)) if Instant::now() < running.turn => {
+                running.wake_at(running.turn, context);
+                Poll::Pending
+            }
+            (Life::Running, Some(main)) => {
+                if !running.busy.is_zero() {
+                    let share = running.host.wires.state().dice.share();
+                    running.turn = Instant::now() + running.busy.mul_f64(share);
+                }
+                main.as_mut().poll(context).map(Some)
+            }
             (Life::Stopped(until), Some(_)) => {
                 if let Some(until) = until {
-                    let sleep = running.sleep.insert(Box::pin(sleep_until(until)));
-                    let _ = sleep.as_mut().poll(context);
+                    running.wake_at(until, context);
                 }
                 Poll::Pending
             }

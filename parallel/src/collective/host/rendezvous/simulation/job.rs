@@ -126,8 +126,9 @@ impl Job {
         };
         let main = async move { LocalSet::new().run_until(rank.run(program)).await };
         let (ends, changed, begun) = (self.ends.clone(), self.changed.clone(), self.begun);
+        let busy = self.scenario.busy;
         spawn_local(async move {
-            let running = spawn_local(Running::new(host, main)).await;
+            let running = spawn_local(Running::new(host, busy, main)).await;
             let result = match running {
                 Ok(result) => result.map(|result| result.map_err(|error| error.to_string())),
                 Err(panic) => Some(Err(format!("panicked: {panic}"))),
