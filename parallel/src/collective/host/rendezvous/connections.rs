@@ -230,6 +230,7 @@ mod tests {
         assert!(matches!(low.step(7, 4), Step::Connect));
         assert_eq!(high.admit(7, 1), Decision::Admitted);
         assert!(matches!(high.step(7, 1), Step::Wait));
+        assert_eq!(high.admit(7, 1), Decision::Twice);
     }
 
     #[test]
