@@ -1,6 +1,7 @@
 //! Jobs that are killed, whole or in part, and jobs that are asked to stop.
 
 use super::{MODEL, PATIENCE, command, folder_with_text, metrics, texts, wait};
+use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -108,6 +109,22 @@ fn an_interrupt_of_the_launcher_finishes_the_step_and_saves() {
         let last = metrics(&folder.path().join("run")).len();
         assert!(folder.path().join(format!("run/iter_{last:07}/index.json")).exists(), "{message}");
         assert!(!message.contains("ferrotron:"), "{message}");
+    }
+}
+
+/// Some ranks take their first step while others still load, and end at once.
+#[test]
+fn a_signal_between_loading_and_the_first_step_is_an_interrupt_on_all_ranks() {
+    for _ in 0..8 {
+        let folder = folder_with_text();
+        let options = "--nproc 8 --micro-batch-size 1 --global-batch-size 8";
+        let mut command = endless_command(folder.path(), options);
+        let mut job = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+        let mut lines = BufReader::new(job.stderr.take().unwrap()).lines().map(Result::unwrap);
+        assert!(lines.any(|line| line.contains("memory of a rank")), "it does not train");
+        send("-TERM", job.id());
+        let said: Vec<_> = lines.collect();
+        assert_eq!(job.wait().unwrap().code(), Some(130), "{said:#?}");
     }
 }
 

@@ -1,8 +1,10 @@
 //! A model of real size: GPT-2 of 124 million parameters in bf16 is trained, saved, continued in another layout and
 //! exported.
 
+use std::io::Read;
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
 fn ferrotron(folder: &Path, words: &str) -> String {
     let mut command = Command::new(env!("CARGO_BIN_EXE_ferrotron"));
@@ -36,6 +38,21 @@ fn gpt2_in_bf16_goes_on_in_another_layout_and_is_exported() {
     assert_eq!(losses.len(), 4);
     // Weights of a random initialisation guess among 50257 tokens with ln(50257) = 10.8; then they learn.
     assert!((10.0..12.0).contains(&losses[0]) && losses[3] < losses[0], "{losses:?}");
+    // While it loads there is nothing to save, and the checkpoint stays as it was.
+    for delay in [100, 300] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_ferrotron"));
+        command.current_dir(path).args(["train", "--load", "run", "--train-iters", "5"]);
+        let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
+        std::thread::sleep(Duration::from_millis(delay));
+        let asked = Instant::now();
+        let (id, kill) = (child.id().to_string(), &mut Command::new("kill"));
+        assert!(kill.args(["-TERM", &id]).status().unwrap().success());
+        let mut said = String::new();
+        child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+        assert_eq!(child.wait().unwrap().code(), Some(130), "{said}");
+        assert!(said.is_empty() && asked.elapsed() < Duration::from_secs(5), "{said}");
+    }
+    ferrotron(path, "checkpoint verify run");
     ferrotron(path, "export --load run --output exported");
     let bytes = std::fs::metadata(path.join("exported/model.safetensors")).unwrap().len();
     // Two bytes for each of 123.7 million parameters: there are 64 positions instead of 1024.

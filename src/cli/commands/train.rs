@@ -1,6 +1,5 @@
 //! `ferrotron train`: alone, as one rank of a job, or as the launcher of one.
 
-use ferrotron::Result;
 use ferrotron::models::bert::Bert;
 use ferrotron::models::checkpoint::{Checkpoint, TrainState, processor_change, record_processor};
 use ferrotron::models::data::{DataFingerprint, DataOrigin};
@@ -17,6 +16,7 @@ use ferrotron::parallel::agreement::{Facts, agree};
 use ferrotron::parallel::collective::{Group, World};
 use ferrotron::parallel::launch::{INTERRUPTED, RankEnvironment};
 use ferrotron::parallel::mesh::Mesh;
+use ferrotron::{ErrorKind, Result};
 use std::process::ExitCode;
 
 use crate::cli::architecture::TrainedModel;
@@ -364,7 +364,17 @@ impl<M: TrainedModel> PreparedRun<M> {
         let data = samples.run_data(tasks, &tokenizer);
         let outcome = run(&mut trainer, &data, &config, &stop, &mut progress);
         progress.finish();
-        let outcome = outcome?;
+        let at_once = stop.is_set() && trainer.progress().step == done;
+        let outcome = match outcome {
+            // Ranks that were still loading have ended at the signal, so nobody has taken a step.
+            Err(error) if at_once && error.kind() == ErrorKind::Communication => {
+                if first {
+                    output::note(&format!("interrupted before the first step: {error}"));
+                }
+                return Ok(ExitCode::from(INTERRUPTED));
+            }
+            outcome => outcome?,
+        };
         // All ranks have the same reason.
         let test = samples.test().filter(|_| outcome.stop_reason == StopReason::Finished);
         let test = test.map(|test| trainer.evaluate(test, &stop)).transpose()?.flatten();
