@@ -34,7 +34,9 @@ impl Heartbeat {
     pub fn of(timeout: Duration) -> Heartbeat {
         let timeout = timeout.min(Duration::from_secs(365 * 24 * 3600));
         let period = (timeout / PER_TIMEOUT).max(SHORTEST);
-        Heartbeat { period, limit: timeout.max(period * FEWEST) }
+        // The last heartbeat may be a period old when a rank stops, and its silence a period old when it is noticed.
+        let limit = timeout.saturating_sub(2 * period).max(period * FEWEST);
+        Heartbeat { period, limit }
     }
 }
 

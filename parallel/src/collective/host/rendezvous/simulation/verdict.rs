@@ -111,6 +111,7 @@ fn blamed(scenario: &Scenario, outcome: &Outcome, fault: &Fault) -> Option<Strin
     let has_met = outcome.met.is_some_and(|met| happened.is_none_or(|at| met < at));
     let bound = match fault {
         Fault::Kill(_) | Fault::Reset(_) if has_met => AT_ONCE,
+        Fault::Stop(_, None) if has_met => scenario.timeout,
         Fault::Fails(..) | Fault::Disagrees(_) | Fault::DiskFull(_) => AT_ONCE,
         // The deadline of the meeting, or that of a call.
         _ => 2 * scenario.timeout + SILENCE,
