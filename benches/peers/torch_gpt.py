@@ -165,8 +165,8 @@ def main():
         except Exception as error:  # of whichever compiler
             traceback.print_exc()
             torch.compiler.set_stance("force_eager")
-            reason = " ".join(f"{type(error).__name__}: {error}".split())
-            mode = f"eager, since torch.compile failed: {reason[:160]}"
+            reason = " ".join(str(error).split("\n\n")[0].split())  # without the hints behind it
+            mode = f"eager, since torch.compile failed: {type(error).__name__}: {reason[:160]}"
         optimizer.zero_grad(set_to_none=True)
 
     seconds = []
