@@ -11,6 +11,8 @@ one JSON line with the keys of `ferrotron bench`:
     peak_rss_mb    the process's largest resident set, in MiB, the interpreter and the libraries included
     last_loss      mean cross-entropy of the last step, before its update
 
+Where torch.compile fails, for want of a C compiler, say, the step is timed without it, and `mode` says so.
+
 Model: pre-LN, learned positions (as many as --seq-length), GELU tanh, biases, LayerNorm eps 1e-5, tied head,
 normal(0, 0.02) weights, dropout 0. The defaults are GPT-2 124M with its vocabulary padded to 50304.
 """
@@ -22,6 +24,7 @@ import resource
 import statistics
 import sys
 import time
+import traceback
 
 if "--instruction-set=avx2" in sys.argv or "avx2" in sys.argv[1:]:
     # Read while torch is imported.
@@ -122,6 +125,7 @@ def arguments():
                         help="compile one block, which all share, and the head with the loss: much sooner than 48 blocks at once")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", choices=["f32", "bf16"], default="f32", help="bf16: autocast, f32 weights")
+    parser.add_argument("--bf16", dest="dtype", action="store_const", const="bf16", help="as --dtype bf16")
     return parser.parse_args()
 
 
@@ -147,15 +151,31 @@ def main():
         if on_gpu:
             torch.cuda.synchronize()
 
+    def gradients(tokens, targets):
+        with cast:
+            loss = run(tokens, targets)
+        loss.backward()
+        return loss
+
+    mode = "compiled" if args.compile else "compiled blocks" if args.compile_blocks else "eager"
+    if mode != "eager":
+        nothing = torch.zeros(args.micro_batch_size, length, dtype=torch.long, device=args.device)
+        try:
+            gradients(nothing, nothing)  # the first call compiles
+        except Exception as error:  # of whichever compiler
+            traceback.print_exc()
+            torch.compiler.set_stance("force_eager")
+            reason = " ".join(str(error).split("\n\n")[0].split())  # without the hints behind it
+            mode = f"eager, since torch.compile failed: {type(error).__name__}: {reason[:160]}"
+        optimizer.zero_grad(set_to_none=True)
+
     seconds = []
     for _ in range(args.warmup + args.steps):
         text = torch.randint(args.vocab_size, (args.micro_batch_size, length + 1), device=args.device)
         tokens, targets = text[:, :-1].contiguous(), text[:, 1:].contiguous()
         finish()
         start = time.perf_counter()
-        with cast:
-            loss = run(tokens, targets)
-        loss.backward()
+        loss = gradients(tokens, targets)
         torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP_GRAD)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
@@ -168,7 +188,7 @@ def main():
     flops = (6 * count + 12 * layers * width * length) * tokens_per_step
     result = dict(
         system=f"torch {torch.__version__}",
-        mode="compiled" if args.compile else "compiled blocks" if args.compile_blocks else "eager",
+        mode=mode,
         device=args.device,
         dtype=args.dtype,
         threads=args.threads,

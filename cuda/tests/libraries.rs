@@ -6,6 +6,7 @@ use ferrotron_cuda::context::Context;
 use ferrotron_cuda::cubin_cache::CubinCache;
 use ferrotron_cuda::gpu::{Gpu, GpuConfig};
 use ferrotron_cuda::library::{Kind, Search};
+use ferrotron_cuda::nvrtc::Nvrtc;
 use ferrotron_cuda::probe::probe;
 use std::path::Path;
 
@@ -59,4 +60,14 @@ fn a_gpu_that_is_older_than_the_kernels_is_refused() {
     let want =
         "cuda: GPU 7 (stand-in 7) has compute capability 7.5: 8.0 is the least, that of the A100";
     assert_eq!(error, want);
+}
+
+/// Names in the cache of compiled kernels differ by it, so a real GPU never finds what the stand-in has made.
+#[test]
+fn the_stand_in_of_the_compiler_has_the_version_of_no_real_one() -> Result<()> {
+    let test = "the_stand_in_of_the_compiler_has_the_version_of_no_real_one";
+    let Some(config) = ferrotron_cuda_sim::stand_in(test) else { return Ok(()) };
+    let (major, minor) = Nvrtc::load(&config.search)?.version();
+    assert!(major == 13 && minor > 100, "{major}.{minor}");
+    Ok(())
 }

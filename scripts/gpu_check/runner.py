@@ -23,18 +23,19 @@ class OutOfBudget(Exception):
 
 
 class Checks:
-    """The results so far: rows of name, result, detail and the check that they belong to, and numbers by name."""
+    """The results so far: rows of name, result, detail and the check that they belong to, numbers by name, and for each
+    binary its tests that ended well, with whether they skipped themselves."""
 
     def __init__(self, out, budget, resume, facts):
         self.out, self.facts = out, facts
         self.end = time.monotonic() + budget if budget else None
-        self.rows, self.numbers, self.done, self.check = [], {}, set(), ""
+        self.rows, self.numbers, self.passed, self.done, self.check = [], {}, {}, set(), ""
         self.lock, self.running = threading.Lock(), set()
         out.mkdir(parents=True, exist_ok=True)
         (out / "logs").mkdir(exist_ok=True)
         if resume and (out / "results.json").exists():
             known = json.loads((out / "results.json").read_text())
-            self.numbers, self.done = known["numbers"], set(known["done"])
+            self.numbers, self.passed, self.done = known["numbers"], known["passed"], set(known["done"])
             rows = [[row[part] for part in ROW] for row in known["checks"]]
             self.rows = [row for row in rows if row[-1] in self.done]  # the others come again
             if (out / LOGS).exists():
@@ -128,13 +129,16 @@ class Checks:
         log.write_text(text)
 
     def tests(self, name, binary, limit, environment, at_once, only=None):
-        """Runs each test of a binary in a process of its own, and those that fail once more, so that they name the kernel."""
+        """Runs each test of a binary in a process of its own, and those that fail once more, so that they name the kernel.
+        Those that ended well in an earlier call are not run again."""
         listed, well = self.run(f"{name} --list", [binary, "--list"], 60, environment, quiet=True)
         tests = [line[: -len(": test")] for line in listed.splitlines() if line.endswith(": test")]
         tests = [test for test in tests if only is None or test in only]
         if not well or not tests:
             return self.row(name, "FAILED (no tests)", listed[:80].replace("\n", " "))
-        start, failed, skipped, ended = time.monotonic(), [], 0, 0
+        known = self.passed.get(name, {})
+        passed = self.passed[name] = {test: skips for test, skips in known.items() if test in tests}
+        start, earlier, failed = time.monotonic(), len(passed), []
 
         def one(test):
             words = [binary, "--exact", test, "--nocapture"]
@@ -143,27 +147,27 @@ class Checks:
             if well and "test result: ok. 1 passed" not in output:
                 self.row(f"{name} {test}", "FAILED (no result)", "it ended, and did not say how")
                 well = False
-            if not well:
-                blocking = {**environment, "CUDA_LAUNCH_BLOCKING": "1"}
-                self.run(f"{name} {test} blocking", words, limit, blocking, quiet=True)
-            return test, well, "skipped:" in output
+            if well:
+                with self.lock:
+                    passed[test] = "skipped:" in output
+                return self.save()
+            failed.append(test)
+            blocking = {**environment, "CUDA_LAUNCH_BLOCKING": "1"}
+            self.run(f"{name} {test} blocking", words, limit, blocking, quiet=True)
 
         try:
             with concurrent.futures.ThreadPoolExecutor(at_once) as pool:
                 try:
-                    for test, well, skips in pool.map(one, tests):
-                        failed += [] if well else [test]
-                        skipped += skips
-                        ended += 1
+                    list(pool.map(one, [test for test in tests if test not in passed]))
                 except BaseException as error:
                     pool.shutdown(wait=False, cancel_futures=True)
                     if not isinstance(error, OutOfBudget):
                         self.kill()
                     raise
         finally:
-            took = time.monotonic() - start
-            detail = f"{ended - len(failed)} of {len(tests)} tests, {skipped} skipped, {took:.1f} s"
-            well = "ok" if ended == len(tests) else "not all"
+            detail = f"{len(passed)} of {len(tests)} tests" + (f", {earlier} in an earlier call" if earlier else "")
+            detail += f", {sum(passed.values())} skipped, {time.monotonic() - start:.1f} s"
+            well = "ok" if len(passed) == len(tests) else "not all"
             self.row(name, f"FAILED ({', '.join(failed)})" if failed else well, detail)
 
     def failed(self):
@@ -176,6 +180,7 @@ class Checks:
                 **self.facts,
                 "checks": [dict(zip(ROW, row)) for row in self.rows],
                 "numbers": self.numbers,
+                "passed": self.passed,
                 "done": sorted(self.done),
             }
             part = self.out / "results.json.part"

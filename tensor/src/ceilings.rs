@@ -2,7 +2,8 @@
 //!
 //! A ceiling is the best of some short rounds, since other programs only slow one down. In a round all threads of the
 //! device work at the same time, and the speed of each is taken over its own time. On a GPU a round is a product of large
-//! matrices, or a copy.
+//! matrices, or a copy. The matrices are of random normal numbers: constants flip fewer bits, so a GPU multiplies them at
+//! less power and higher clocks than any real ones.
 
 use std::collections::BTreeMap;
 use std::hint::black_box;
@@ -14,7 +15,8 @@ use crate::gemm::peak::multiply_registers;
 use crate::numeric::disjoint::Disjoint;
 use crate::numeric::simd::vectorized;
 use crate::ops::matmul::{Accum, matmul_into};
-use crate::{DType, Device, Error, Real, Result, Tensor};
+use crate::ops::random::normal;
+use crate::{DType, Device, Error, RandomKey, Real, Result, ShardSpec, Tensor};
 
 /// Bytes that are read or written in a round, at least and at most: four times those of the last cache.
 const BYTES: [usize; 2] = [256 << 20, 1 << 30];
@@ -49,8 +51,8 @@ pub struct Ceilings {
 
 impl Ceilings {
     /// Measures them on the threads of `device`, in a second or two, with 256 MiB of memory, or up to 1 GiB where caches
-    /// are large. On a GPU products are of matrices of up to 8192 by 8192 and up to 1 GiB is copied, in 2 GiB of memory; all three
-    /// rates of bytes are those of the copy.
+    /// are large. On a GPU products are of random matrices of up to 8192 by 8192 and up to 1 GiB is copied, in 2 GiB of
+    /// memory; all three rates of bytes are those of the copy.
     ///
     /// Errors if the device is fake, or there is no memory.
     ///
@@ -133,7 +135,10 @@ impl Ceilings {
         };
         let products = |dtype: DType| {
             grown(256, LARGEST_PRODUCT, &|size| {
-                let [a, b] = [1.0, 0.5].map(|x| Tensor::full(device, dtype, &[size, size], x));
+                let [a, b] = ["left", "right"].map(|side| {
+                    let key = RandomKey::new(0, 0, side);
+                    normal(device, dtype, &ShardSpec::unsharded(&[size; 2]), &key, 0.0, 1.0)
+                });
                 let (a, b, mut out) = (a?, b?, Tensor::empty(device, dtype, &[size, size])?);
                 let work = 2.0 * (size as f64).powi(3);
                 let rate = best(work, &mut || matmul_into(&mut out, Accum::Replace, &a, &b))?;

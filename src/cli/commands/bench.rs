@@ -115,6 +115,12 @@ fn calibrated(path: &Path, args: &BenchArgs) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// Three significant digits, and no fraction from 100 on.
+fn milliseconds(ms: f64) -> String {
+    let digits = if ms > 0.0 { (2.0 - ms.log10().floor()).clamp(0.0, 6.0) } else { 0.0 };
+    format!("{ms:.0$}", digits as usize)
+}
+
 /// The operations of a step as rows, the longest first, with the rest of the step and its sum.
 fn table(profile: &Profile, threads: Option<usize>) -> String {
     let Profile { steps, s_per_step, operations, other_ms, ceilings, .. } = profile;
@@ -133,12 +139,12 @@ fn table(profile: &Profile, threads: Option<usize>) -> String {
     row(&mut out, heads);
     for it in operations {
         let of_ceiling = it.of_ceiling.map_or("-".into(), |x| format!("{:.0} %", 100.0 * x));
-        let [calls, ms] = [it.calls, it.ms].map(|x| format!("{x:.1}"));
+        let (calls, ms) = (format!("{:.1}", it.calls), milliseconds(it.ms));
         let (gflops, gb) = (number(it.gflops), number(it.gb_per_s));
         let cells = [&it.operation, it.pass, &calls, &ms, &share(it.ms), &gflops, &gb, &of_ceiling];
         row(&mut out, cells);
     }
-    let [other, step] = [*other_ms, step_ms].map(|ms| format!("{ms:.1}"));
+    let [other, step] = [*other_ms, step_ms].map(milliseconds);
     row(&mut out, ["outside of operations", "", "", &other, &share(*other_ms), "", "", ""]);
     row(&mut out, ["step", "", "", &step, &share(step_ms), "", "", ""]);
     let reach = match threads {
@@ -191,9 +197,15 @@ mod tests {
             lines[1],
             ["linear", "forward", "12.0", "75.0", "75.0", "3000.0", "1.0", "75", "%"]
         );
-        assert_eq!(lines[2], ["view", "backward", "12.0", "5.0", "5.0", "-", "1.0", "-"]);
+        assert_eq!(lines[2], ["view", "backward", "12.0", "5.00", "5.0", "-", "1.0", "-"]);
         assert_eq!(lines[3], ["outside", "of", "operations", "20.0", "20.0"]);
-        assert_eq!(lines[4], ["step", "100.0", "100.0"]);
+        assert_eq!(lines[4], ["step", "100", "100.0"]);
         assert!(told.contains("2 threads reach 270 GFLOP/s in f32"), "{told}");
+    }
+
+    #[test]
+    fn milliseconds_have_three_significant_digits() {
+        let told = [0.0, 0.001_234, 0.0567, 1.0, 5.678, 56.78, 567.8, 5678.9].map(milliseconds);
+        assert_eq!(told, ["0", "0.00123", "0.0567", "1.00", "5.68", "56.8", "568", "5679"]);
     }
 }
