@@ -3,7 +3,7 @@
 use ferrotron::models::stop::StopFlag;
 use ferrotron::parallel::launch::{INTERRUPTED, SAME_INTERRUPT, SignalFlags, stop_signals};
 use ferrotron::{Error, Result};
-use signal_hook::consts::{SIGHUP, SIGINT};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGXFSZ};
 use signal_hook::{flag, low_level};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
@@ -12,10 +12,15 @@ use std::time::Instant;
 
 use super::terminal;
 
+/// Lets a write beyond `ulimit -f` fail, as one to a full disk does: SIGXFSZ would end the program without a word.
+pub fn outlive_file_size_limit() {
+    let _ = flag::register(SIGXFSZ, Arc::default());
+}
+
 /// The signals of this process.
 pub struct ExitSignals {
     numbers: Vec<i32>,
-    /// Whether there is nothing to save yet.
+    /// Whether there is nothing to save, yet or any more.
     is_loading: Arc<AtomicBool>,
 }
 
@@ -78,6 +83,13 @@ fn exit_at_second_request(stop: Arc<AtomicBool>) -> Result<()> {
     // neither allocates nor locks.
     let registered = unsafe { low_level::register(SIGINT, on_interrupt) };
     registered.map(drop).map_err(unhandled)
+}
+
+/// Behind a run nothing is left to save, and a signal ends the process at once again.
+impl Drop for ExitSignals {
+    fn drop(&mut self) {
+        self.is_loading.store(true, SeqCst);
+    }
 }
 
 fn set_at(signal: i32, flag: &Arc<AtomicBool>) -> Result<()> {

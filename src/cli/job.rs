@@ -10,7 +10,7 @@ use ferrotron::parallel::launch::{JOB_SECRET, LaunchConfig, RankEnvironment, lau
 use ferrotron::parallel::mesh::Mesh;
 use ferrotron::parallel::tensor_parallel::SequenceParallel;
 use ferrotron::{Device, Error, Result};
-use std::io::{IsTerminal, Stderr, Stdout, Write};
+use std::io::{IsTerminal, Stdout, Write};
 use std::ops::Range;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -20,6 +20,7 @@ use super::args::device::{DeviceArgs, DeviceChoice};
 use super::args::ranks::BackendArg;
 use super::args::ranks::RankArgs;
 use super::exit_signals::ExitSignals;
+use super::log_writer;
 use super::output;
 use super::rank_environment::rank_environment;
 
@@ -247,7 +248,7 @@ pub fn start_ranks(
         ranks,
         stop_timeout,
     };
-    let end = launch(&config, &signals.flags()?, results, AboveBar(std::io::stderr()))?;
+    let end = launch(&config, &signals.flags()?, results, AboveBar)?;
     if let Some(failure) = end.failure {
         output::note(&format!("ferrotron: {failure}; the job has ended"));
     }
@@ -270,18 +271,16 @@ impl Write for Unlabelled {
 }
 
 /// Standard error, where rank 0 may be drawing its progress bar: each write first clears the line.
-struct AboveBar(Stderr);
+struct AboveBar;
 
 impl Write for AboveBar {
     fn write(&mut self, line: &[u8]) -> std::io::Result<usize> {
-        if self.0.is_terminal() {
-            self.0.write_all(b"\r\x1b[K")?;
-        }
-        self.0.write_all(line)?;
+        let clear: &[u8] = if std::io::stderr().is_terminal() { b"\r\x1b[K" } else { b"" };
+        log_writer::write([clear, line].concat());
         Ok(line.len())
     }
 
     fn flush(&mut self) -> std::io::Result<()> {
-        self.0.flush()
+        Ok(())
     }
 }

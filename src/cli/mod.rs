@@ -14,6 +14,7 @@ mod folder_options;
 mod gpt_input;
 mod job;
 mod loaded;
+mod log_writer;
 mod memory_limits;
 #[cfg(test)]
 mod option_tables;
@@ -35,6 +36,7 @@ mod terminal;
 mod usage;
 mod validation_sets;
 
+pub use log_writer::finish;
 pub use output::failed;
 
 use clap::error::ErrorKind as ParseErrorKind;
@@ -110,6 +112,7 @@ enum Command {
 /// Runs the program; the exit code is that of a run that was asked to stop, or 0.
 pub fn run(arguments: Vec<OsString>) -> Result<ExitCode> {
     args::run::program_start();
+    exit_signals::outlive_file_size_limit();
     let definition = Definition::new(Cli::command());
     let refuse = |error| usage::refuse(&error, &definition.command_in(&arguments));
     // What is missing or in conflict may be decided by a file or a checkpoint.

@@ -2,11 +2,13 @@
 //!
 //! Standard output has results, standard error the rest. A reader of results that has seen enough closes the pipe;
 //! then the program ends without a word, as if by SIGPIPE. What is only told of a run must not end it: a stream that
-//! is closed, broken or full is written to in vain.
+//! is closed, broken or full is written to in vain, and one that nobody reads stops a thread of its own only.
 
 use ferrotron::parallel::launch::COMMUNICATION_FAILED;
 use std::io::{self, ErrorKind, Write};
 use std::process::ExitCode;
+
+use super::log_writer;
 
 /// Exit code of a program that SIGPIPE ended, as shells report it.
 const CLOSED_PIPE: i32 = 141;
@@ -38,7 +40,7 @@ pub fn report(text: &str) {
 
 /// Prints a line on standard error, if anybody reads it.
 pub fn note(text: &str) {
-    let _ = write(io::stderr().lock(), &format!("{text}\n"));
+    log_writer::write(format!("{text}\n").into_bytes());
 }
 
 /// Prints an error, with `place` if that is not empty, and returns the exit code. As for flags that do not parse, it is

@@ -10,11 +10,11 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use super::closing_report::bert_line;
-use super::{bytes, output};
+use super::{bytes, log_writer, output};
 
 /// Writes to standard error, so that standard output stays for results.
 pub struct TrainProgress {
-    bar: Option<ProgressBar>,
+    bar: Option<Bar>,
     log_interval: u64,
     last_step: u64,
     /// Running mean of the loss, so that the bar does not flicker.
@@ -64,7 +64,10 @@ impl TrainProgress {
     /// A line above the bar.
     pub fn say(&self, line: &str) {
         match &self.bar {
-            Some(bar) => bar.println(line),
+            Some(bar) => {
+                let line = line.to_string();
+                bar.draw(move |bar| bar.println(line));
+            }
             None => output::note(line),
         }
     }
@@ -83,8 +86,31 @@ pub fn code_block(text: &str) -> String {
     lines.collect()
 }
 
+/// A progress bar that is drawn by the thread that writes to standard error.
+struct Bar(ProgressBar);
+
+impl Bar {
+    fn draw(&self, draw: impl FnOnce(&ProgressBar) + Send + 'static) {
+        let bar = self.0.clone();
+        log_writer::draw(move || draw(&bar));
+    }
+
+    /// Shows a position and a message.
+    fn show(&self, position: u64, message: String) {
+        self.draw(move |bar| {
+            bar.set_position(position);
+            bar.set_message(message);
+        });
+    }
+
+    /// Leaves the bar as it is.
+    fn abandon(&self) {
+        self.draw(ProgressBar::abandon);
+    }
+}
+
 /// A bar from `done` to `last` on a terminal; none elsewhere.
-fn bar(text: &str, done: u64, last: u64) -> Option<ProgressBar> {
+fn bar(text: &str, done: u64, last: u64) -> Option<Bar> {
     std::io::stderr().is_terminal().then(|| {
         let bar = ProgressBar::new(last);
         let template = format!("{{bar:30.cyan/blue}} {text}");
@@ -98,13 +124,13 @@ fn bar(text: &str, done: u64, last: u64) -> Option<ProgressBar> {
         }));
         bar.set_position(done);
         bar.reset_eta();
-        bar
+        Bar(bar)
     })
 }
 
 /// Shows how much of some files is done: a progress bar on a terminal, a line every ten seconds elsewhere.
 pub struct ByteProgress {
-    bar: Option<ProgressBar>,
+    bar: Option<Bar>,
     started: Instant,
     said: Instant,
 }
@@ -125,8 +151,7 @@ impl ByteProgress {
             self.bar = bar(text, before, total);
         }
         if let Some(bar) = &self.bar {
-            bar.set_position(done);
-            bar.set_message(found.to_string());
+            bar.show(done, found.to_string());
         } else if self.said.elapsed() >= BETWEEN_LINES {
             self.said = Instant::now();
             let speed = (done - before) as f64 / self.started.elapsed().as_secs_f64();
@@ -152,7 +177,7 @@ impl ByteProgress {
 pub struct CountProgress {
     name: String,
     total: u64,
-    bar: Option<ProgressBar>,
+    bar: Option<Bar>,
     started: Instant,
     said: Instant,
 }
@@ -170,8 +195,7 @@ impl CountProgress {
             self.bar = bar("{msg} {pos}/{len} ETA {eta}", 0, self.total);
         }
         if let Some(bar) = &self.bar {
-            bar.set_position(done);
-            bar.set_message(self.name.clone());
+            bar.show(done, self.name.clone());
         } else if self.said.elapsed() >= BETWEEN_LINES && done > 0 {
             self.said = Instant::now();
             let (name, total) = (&self.name, self.total);
@@ -191,7 +215,7 @@ impl CountProgress {
 impl Observer for TrainProgress {
     fn advanced(&mut self, step: u64) {
         if let Some(bar) = &self.bar {
-            bar.set_position(step);
+            bar.draw(move |bar| bar.set_position(step));
         }
     }
 
@@ -223,7 +247,8 @@ impl Observer for TrainProgress {
         }
         if let Some(bar) = &self.bar {
             let loss = self.loss.unwrap_or(metrics.loss);
-            bar.set_message(format!("loss {loss:.3}  {speed:.0} tokens/s"));
+            let message = format!("loss {loss:.3}  {speed:.0} tokens/s");
+            bar.draw(move |bar| bar.set_message(message));
         } else if self.log_interval > 0
             && (metrics.step.is_multiple_of(self.log_interval) || metrics.step == self.last_step)
         {

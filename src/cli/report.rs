@@ -2,7 +2,7 @@
 
 use ferrotron::models::data::Dataset;
 use ferrotron::models::memory::StageMemory;
-use ferrotron::models::run::RunConfig;
+use ferrotron::models::run::{RunConfig, RunResult, StopReason};
 use ferrotron::models::tokenizer::Tokenizer;
 use ferrotron::models::traffic::StepTraffic;
 use ferrotron::models::trainer::Trainer;
@@ -26,6 +26,11 @@ pub fn before<M: TrainedModel>(
     stages: &[StageMemory],
     config: &RunConfig,
 ) -> Result<()> {
+    let load = configuration.args.run.load.as_ref();
+    if let Some(load) = load.filter(|_| config.loaded.is_none() && configuration.imported.is_none())
+    {
+        output::note(&format!("nothing is saved in '{}' yet: starting at step 0", load.display()));
+    }
     configuration.notes.iter().for_each(|line| output::note(line));
     if let Some(line) = remembered::inputs_line(&configuration.options) {
         output::note(&line);
@@ -59,6 +64,20 @@ pub fn before<M: TrainedModel>(
         output::note(&line);
     }
     Ok(())
+}
+
+/// Prints why a run ended before its last step, and how it goes on.
+pub fn stopped(outcome: &RunResult, step: u64, config: &RunConfig) {
+    let why = match outcome.stop_reason {
+        StopReason::Finished => return,
+        StopReason::ExitInterval => "by --exit-interval",
+        StopReason::Deadline => "by --exit-duration-in-mins",
+        StopReason::Stopped => "by a signal",
+    };
+    let (all, folder) = (config.intervals.train_iters, config.folder.display());
+    output::note(&format!(
+        "stopped {why} at step {step} of {all}; ferrotron train --load {folder} goes on"
+    ));
 }
 
 /// Says why products of a run in bf16 on a CPU are slower than its processor could compute them.

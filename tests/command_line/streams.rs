@@ -5,6 +5,7 @@ use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
 fn command(folder: &Path) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_ferrotron"));
@@ -75,4 +76,44 @@ fn results_that_are_lost_are_an_error() {
     assert!(message.contains("cannot write to standard output: No space left"), "{message}");
     assert_eq!(evaluate(closed()).status.code(), Some(141));
     succeeded(ferrotron(folder.path(), &["eval", "--load", "run"]));
+}
+
+/// As of a terminal behind Ctrl-S, or of a pager that waits.
+#[test]
+fn a_reader_who_pauses_stops_no_run() {
+    for ranks in ["", "--nproc 2"] {
+        let folder = folder_with_text();
+        let mut run = command(folder.path());
+        run.args("--train-iters 1000000 --log-interval 1 --eval-interval 0".split(' '));
+        run.args("--save-interval 0".split(' ')).args(ranks.split_whitespace());
+        let mut child = run.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+        // A pipe has 64 KiB, and a line some 90 bytes.
+        let metrics = folder.path().join("run/metrics.jsonl");
+        let lines = || std::fs::read_to_string(&metrics).map_or(0, |text| text.lines().count());
+        let begun = Instant::now();
+        while lines() < 2000 {
+            assert!(begun.elapsed() < Duration::from_secs(120), "it waits after {} steps", lines());
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        let (id, asked) = (child.id().to_string(), Instant::now());
+        assert!(Command::new("kill").args(["-TERM", &id]).status().unwrap().success());
+        assert_eq!(child.wait().unwrap().code(), Some(130), "{ranks}");
+        assert!(asked.elapsed() < Duration::from_secs(10), "{ranks}: {:?}", asked.elapsed());
+        let last = lines();
+        assert!(folder.path().join(format!("run/iter_{last:07}/index.json")).exists(), "{ranks}");
+    }
+}
+
+/// `ulimit -f`: a file that may not grow is an error as any other.
+#[test]
+fn a_limit_of_file_sizes_is_an_error() {
+    let folder = folder_with_text();
+    let inner = command(folder.path());
+    let mut shell = Command::new("sh");
+    shell.current_dir(folder.path()).args(["-c", "ulimit -f 16; exec \"$0\" \"$@\""]);
+    let output = shell.arg(inner.get_program()).args(inner.get_args()).output().unwrap();
+    let message = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(1), "{message}");
+    assert!(message.contains("File too large"), "{message}");
+    assert!(!folder.path().join("run/iter_0000005.tmp").exists());
 }

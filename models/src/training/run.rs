@@ -106,7 +106,7 @@ pub fn run<M: Model>(
     let log = first.then(open).transpose()?;
     let tracing = Tracing::start(config.trace.as_ref(), trainer)?;
     let (evaluations, unlogged) = (Vec::new(), false);
-    let saving = Saving::new(config, data.tokenizer, first);
+    let saving = Saving::new(config, data.tokenizer, (first, trainer.progress().step));
     let rewind_to = config.loaded.as_deref().map(|loaded| config.rewind_to(loaded));
     let mut run = Run {
         trainer,

@@ -312,7 +312,7 @@ impl<M: TrainedModel> PreparedRun<M> {
         trainer.set_progress(progress);
 
         let folder = run_folder::make(args, resumed.as_ref(), mesh.world())?;
-        let loaded = resumed.as_ref().map(|checkpoint| checkpoint.folder().to_path_buf());
+        let loaded = resumed.as_ref().map(|found| found.folder().to_path_buf());
         let config = run_config(&configuration, &trainer, intervals, folder, loaded)?;
         let first = mesh.rank() == 0;
         let full = trainer.config().batch_size.full_batch_size();
@@ -368,9 +368,8 @@ impl<M: TrainedModel> PreparedRun<M> {
         let outcome = match outcome {
             // Ranks that were still loading have ended at the signal, so nobody has taken a step.
             Err(error) if at_once && error.kind() == ErrorKind::Communication => {
-                if first {
-                    output::note(&format!("interrupted before the first step: {error}"));
-                }
+                let told = format!("interrupted before the first step: {error}");
+                first.then(|| output::note(&told));
                 return Ok(ExitCode::from(INTERRUPTED));
             }
             outcome => outcome?,
@@ -379,6 +378,7 @@ impl<M: TrainedModel> PreparedRun<M> {
         let test = samples.test().filter(|_| outcome.stop_reason == StopReason::Finished);
         let test = test.map(|test| trainer.evaluate(test, &stop)).transpose()?.flatten();
         if first {
+            report::stopped(&outcome, trainer.progress().step, &config);
             if let Some(evaluation) = &test {
                 output::report(&format!("test {}", M::evaluation_line(evaluation)));
             }

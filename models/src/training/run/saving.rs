@@ -1,12 +1,12 @@
 //! The checkpoints of a run: which step was saved, and the one that is being written.
 
 use ferrotron_tensor::{Error, Result};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use super::config::RunConfig;
-use crate::io::checkpoint::{PendingSave, lower_priority};
+use crate::io::checkpoint::{PendingSave, folder_name, lower_priority};
 use crate::io::tokenizer::Tokenizer;
 use crate::training::trainer::{Model, SaveMode, Trainer};
 
@@ -32,8 +32,19 @@ pub(super) struct Waited {
 }
 
 impl<'a> Saving<'a> {
-    pub fn new(config: &'a RunConfig, tokenizer: Option<&'a Tokenizer>, first: bool) -> Saving<'a> {
-        Saving { config, tokenizer, first, pending: None, deleting: None, saved: None }
+    /// Nothing is saved yet, but for the checkpoint of step `done` from which the run resumes, if that is in its folder.
+    pub fn new(
+        config: &'a RunConfig,
+        tokenizer: Option<&'a Tokenizer>,
+        (first, done): (bool, u64),
+    ) -> Saving<'a> {
+        let real = |folder: &Path| folder.canonicalize().ok();
+        let is_here = |loaded: &&PathBuf| {
+            let own = real(&config.folder.join(folder_name(done)));
+            own.is_some() && own == real(loaded)
+        };
+        let saved = config.loaded.as_ref().filter(is_here).map(|loaded| (done, loaded.clone()));
+        Saving { config, tokenizer, first, pending: None, deleting: None, saved }
     }
 
     /// The folder of the last checkpoint of `step`, if it is published.
