@@ -70,4 +70,6 @@ struct Draws {
         u32 low = index & 1 ? block.word[1] : block.word[0], high = index & 1 ? block.word[3] : block.word[2];
         return index & 2 ? high : low;
     }
+    // 16 bits: two adjacent elements share 32, the first has the lower half.
+    INLINE u32 half_at(u64 index) { return index & 1 ? at(index >> 1) >> 16 : at(index >> 1) & 0xffff; }
 };

@@ -109,6 +109,8 @@ const MUTANTS: &[Mutant] = mutants! {
     boundary_moved in "dropout": "> last_dropped" => "> last_dropped * 1.01";
     wrong_multiplier in "dropout": "0xCD9E8D57u" => "0xCD9E8D75u";
     stale_block in "dropout": "if (index >> 2 != drawn)" => "if (drawn == ~0ull)";
+    halves_in_reverse in "round": "index & 1 ? at(index >> 1) >> 16" => "~index & 1 ? at(index >> 1) >> 16";
+    beyond_the_largest_at_random in "round": "< 0x7f7f0000u ?" => "< 0x7f800000u ?";
 };
 
 /// Missing barriers and waits: races, which are found whether results show them or not.

@@ -12,26 +12,32 @@
 
 /// One Philox4x32-10 block: four 32-bit numbers from a 128-bit counter and a 64-bit key.
 #[inline(always)]
-pub fn philox4x32_10(mut counter: [u32; 4], mut key: [u32; 2]) -> [u32; 4] {
+pub fn philox4x32_10(counter: [u32; 4], key: [u32; 2]) -> [u32; 4] {
+    let [first, second] = philox_pairs(counter, key);
+    [first as u32, (first >> 32) as u32, second as u32, (second >> 32) as u32]
+}
+
+/// A block as two pairs of numbers, the first of each in the lower half. Vectors of products have 64 bits for each block, so
+/// pairs need no narrowing.
+#[inline(always)]
+fn philox_pairs(mut counter: [u32; 4], mut key: [u32; 2]) -> [u64; 2] {
     // Multipliers and Weyl increments from section 4 of the paper and its reference implementation.
     const M0: u64 = 0xD251_1F53;
     const M1: u64 = 0xCD9E_8D57;
     const W0: u32 = 0x9E37_79B9;
     const W1: u32 = 0xBB67_AE85;
+    let mut pairs = [0; 2];
     for round in 0..10 {
         if round > 0 {
             key = [key[0].wrapping_add(W0), key[1].wrapping_add(W1)];
         }
         let p0 = M0 * u64::from(counter[0]);
         let p1 = M1 * u64::from(counter[2]);
-        counter = [
-            (p1 >> 32) as u32 ^ counter[1] ^ key[0],
-            p1 as u32,
-            (p0 >> 32) as u32 ^ counter[3] ^ key[1],
-            p0 as u32,
-        ];
+        let (first, third) = (counter[1] ^ key[0], counter[3] ^ key[1]);
+        counter = [(p1 >> 32) as u32 ^ first, p1 as u32, (p0 >> 32) as u32 ^ third, p0 as u32];
+        pairs = [p1.rotate_left(32) ^ u64::from(first), p0.rotate_left(32) ^ u64::from(third)];
     }
-    counter
+    pairs
 }
 
 /// Identifies a stream of random numbers: (seed, step, site).
@@ -73,16 +79,31 @@ impl RandomKey {
     /// The block of four numbers for elements `4 * block..4 * block + 4`.
     #[inline(always)]
     pub fn block(&self, block: u64) -> [u32; 4] {
-        philox4x32_10(
-            [block as u32, (block >> 32) as u32, self.step as u32, (self.step >> 32) as u32],
-            self.key,
-        )
+        philox4x32_10(self.counter(block), self.key)
+    }
+
+    /// A block as two pairs of numbers, the first of each in the lower half.
+    #[inline(always)]
+    pub(crate) fn pairs(&self, block: u64) -> [u64; 2] {
+        philox_pairs(self.counter(block), self.key)
+    }
+
+    #[inline(always)]
+    fn counter(&self, block: u64) -> [u32; 4] {
+        [block as u32, (block >> 32) as u32, self.step as u32, (self.step >> 32) as u32]
     }
 
     /// The 32 random bits of global element `index`.
     #[inline(always)]
     pub fn bits(&self, index: u64) -> u32 {
         self.block(index >> 2)[(index & 3) as usize]
+    }
+
+    /// The 16 random bits of global element `index`, where that many do: two adjacent elements share 32 of them, the first
+    /// has the lower half.
+    #[inline(always)]
+    pub fn half(&self, index: u64) -> u16 {
+        (self.bits(index >> 1) >> (16 * (index & 1))) as u16
     }
 
     /// A uniform number in [0, 1), a multiple of 2^-32: the same in every dtype before rounding.

@@ -20,39 +20,36 @@ const LANES: usize = 16;
 /// Numbers per group of blocks.
 const GROUP: usize = 4 * LANES;
 
-/// The random bits of `LANES` blocks: `bits[word][lane]` belongs to element `4 * lane + word`.
-type Bits = [[u32; LANES]; 4];
-
-/// Draws `LANES` consecutive blocks in a loop that vectorizes.
+/// The numbers of `LANES` consecutive blocks, drawn in a loop that vectorizes.
 #[inline(always)]
-#[allow(clippy::needless_range_loop)] // lanes in the inner loop is the point
-fn draw(key: &RandomKey, first_block: u64) -> Bits {
-    let mut bits = [[0; LANES]; 4];
+fn draw(key: &RandomKey, first_block: u64) -> [u32; GROUP] {
+    let mut pairs = [0; GROUP / 2];
     for lane in 0..LANES {
-        let block = key.block(first_block.wrapping_add(lane as u64));
-        for word in 0..4 {
-            bits[word][lane] = block[word];
-        }
+        let [first, second] = key.pairs(first_block.wrapping_add(lane as u64));
+        (pairs[2 * lane], pairs[2 * lane + 1]) = (first, second);
     }
-    bits
+    #[cfg(target_endian = "big")]
+    compile_error!("the halves of a pair lie in memory in their order");
+    bytemuck::cast(pairs)
 }
 
 /// Calls `f(offset in out, numbers)` for the elements from global index `first` on; `make` converts the bits of a
 /// group to numbers, in order.
 #[inline(always)]
-fn for_groups<N: Copy>(
+fn for_groups<N: Copy, const COUNT: usize>(
     key: &RandomKey,
     first: u64,
     len: usize,
-    make: impl Fn(&Bits) -> [N; GROUP],
+    make: impl Fn([u32; GROUP]) -> [N; COUNT],
     mut f: impl FnMut(usize, &[N]),
 ) {
+    let of_block = COUNT / LANES;
     let mut done = 0;
-    let mut skip = (first & 3) as usize;
-    let mut block = first >> 2;
+    let mut skip = (first % of_block as u64) as usize;
+    let mut block = first / of_block as u64;
     while done < len {
-        let numbers = make(&draw(key, block));
-        let take = (GROUP - skip).min(len - done);
+        let numbers = make(draw(key, block));
+        let take = (COUNT - skip).min(len - done);
         f(done, &numbers[skip..skip + take]);
         done += take;
         skip = 0;
@@ -63,49 +60,25 @@ fn for_groups<N: Copy>(
 /// Calls `f(offset in out, bits)` for the elements from global index `first` on.
 #[inline(always)]
 pub(crate) fn for_numbers(key: &RandomKey, first: u64, len: usize, f: impl FnMut(usize, &[u32])) {
-    for_groups(key, first, len, ordered, f);
+    for_groups(key, first, len, |bits| bits, f);
+}
+
+/// Like [`for_numbers`] for 16 bits an element, those of [`RandomKey::half`].
+#[inline(always)]
+pub(crate) fn for_halves(key: &RandomKey, first: u64, len: usize, f: impl FnMut(usize, &[u16])) {
+    for_groups::<u16, { 2 * GROUP }>(key, first, len, bytemuck::cast, f);
 }
 
 #[inline(always)]
-#[allow(clippy::needless_range_loop)]
-fn ordered(bits: &Bits) -> [u32; GROUP] {
-    let mut out = [0; GROUP];
-    for lane in 0..LANES {
-        for word in 0..4 {
-            out[4 * lane + word] = bits[word][lane];
-        }
-    }
-    out
+fn uniforms(bits: [u32; GROUP]) -> [f64; GROUP] {
+    bits.map(|bits| f64::from(bits) * (1.0 / 4_294_967_296.0))
 }
 
 #[inline(always)]
-#[allow(clippy::needless_range_loop)]
-fn uniforms(bits: &Bits) -> [f64; GROUP] {
+fn normals(bits: [u32; GROUP]) -> [f64; GROUP] {
     let mut out = [0.0; GROUP];
-    for lane in 0..LANES {
-        for word in 0..4 {
-            out[4 * lane + word] = f64::from(bits[word][lane]) * (1.0 / 4_294_967_296.0);
-        }
-    }
-    out
-}
-
-#[inline(always)]
-#[allow(clippy::needless_range_loop)]
-fn normals(bits: &Bits) -> [f64; GROUP] {
-    let mut words = [[0.0; LANES]; 4];
-    for pair in [0, 2] {
-        for lane in 0..LANES {
-            let (cosine, sine) = box_muller(bits[pair][lane], bits[pair + 1][lane]);
-            words[pair][lane] = cosine;
-            words[pair + 1][lane] = sine;
-        }
-    }
-    let mut out = [0.0; GROUP];
-    for lane in 0..LANES {
-        for word in 0..4 {
-            out[4 * lane + word] = words[word][lane];
-        }
+    for i in 0..GROUP / 2 {
+        (out[2 * i], out[2 * i + 1]) = box_muller(bits[2 * i], bits[2 * i + 1]);
     }
     out
 }

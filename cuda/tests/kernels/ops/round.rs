@@ -24,6 +24,7 @@ fn check_type<T: Element<Acc = f32>>(simulator: &Simulator) {
             2 => f32::NAN,
             3 => -65_519.0,
             4 => 3.39e38,
+            5 => -3.4e38,
             _ => (x * 1.003 * 2.0_f64.powi(i as i32 % 60 - 40)) as f32,
         });
         let source: Vec<f32> = sources.collect();

@@ -35,6 +35,7 @@ use crate::ops::optim::rounded::{Rounded, SharedRounded};
 use crate::ops::optim::step::{DeviceStepParams, StepParams, dispatch_update};
 use crate::ops::rows::for_rows;
 use crate::{DType, Device, Element, Error, Real, Result, Tensor, cuda, dispatch_float};
+use std::ops::Range;
 
 /// Sums of squares of `grads` over every row and every column, in f64.
 ///
@@ -206,25 +207,36 @@ fn step_all<T: Element, G: Element<Acc = T::Acc>, D: Element<Acc = T::Acc>>(
     let grads = grads.as_slice::<G>()?;
     let (weights, mean) = (Disjoint::new(weights.as_mut_slice::<T>()?), Disjoint::new(mean));
     device.for_each(rows.div_ceil(per_task), shape.numel(), &|task| {
-        for row in task * per_task..rows.min((task + 1) * per_task) {
-            let start = row * width;
-            // SAFETY: every row belongs to one task.
-            let w = unsafe { weights.part(start, width) };
-            let g = &grads[start..start + width];
-            let columns = &columns[row / shape.rows * width..][..width];
-            let factor = a(factor_rows[row].f64() * size.step);
-            if has_mean {
-                // SAFETY: as above.
-                let mean = unsafe { mean.part(start, width) };
-                step_row_of_means(w, g, columns, mean, factor, keep, beta1, one_minus_beta1);
-            } else {
-                step_row(w, g, columns, factor, keep);
+        let (start, end) = (task * per_task * width, rows.min((task + 1) * per_task) * width);
+        let len = end - start;
+        let (from, kept) = if has_mean { (start, len) } else { (0, 0) };
+        // SAFETY: tasks take consecutive rows. Without means all of them take none.
+        let (w, mean) = unsafe { (weights.part(start, len), mean.part(from, kept)) };
+        let grads = &grads[start..end];
+        let (mut row, mut column) = (task * per_task, 0); // where the next range begins
+        let mut step = |at: Range<usize>, w: &mut [T]| {
+            let mut done = at.start;
+            while done < at.end {
+                let part = done..at.end.min(done + width - column);
+                let w = &mut w[part.start - at.start..part.end - at.start];
+                let columns = &columns[row / shape.rows * width + column..][..part.len()];
+                let factor = a(factor_rows[row].f64() * size.step);
+                (done, column) = (part.end, column + part.len());
+                if column == width {
+                    (row, column) = (row + 1, 0);
+                }
+                if has_mean {
+                    let (g, mean) = (&grads[part.clone()], &mut mean[part]);
+                    step_row_of_means(w, g, columns, mean, factor, keep, beta1, one_minus_beta1);
+                } else {
+                    step_row(w, &grads[part], columns, factor, keep);
+                }
             }
-        }
-        if let Some(copy) = &copy {
-            let (start, end) = (task * per_task * width, rows.min((task + 1) * per_task) * width);
-            // SAFETY: as above; the parts of the loop are gone.
-            unsafe { copy.round(start, weights.part(start, end - start)) };
+        };
+        match &copy {
+            None => step(0..len, w),
+            // SAFETY: as above.
+            Some(copy) => unsafe { copy.update(start, w, step) },
         }
     });
     Ok(())

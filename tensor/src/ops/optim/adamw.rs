@@ -15,6 +15,7 @@ use crate::numeric::simd::vectorized;
 use crate::ops::optim::rounded::{Rounded, SharedRounded};
 use crate::ops::optim::step::{DeviceStepParams, StepParams, check_vectors, dispatch_update};
 use crate::{Element, Error, Real, Result, Tensor, cuda};
+use std::ops::Range;
 
 /// Elements per task.
 pub(crate) const CHUNK: usize = 16 * 1024;
@@ -131,17 +132,13 @@ fn step_all<T: Element, G: Element<Acc = T::Acc>, D: Element<Acc = T::Acc>>(
         let (w, m, v) =
             unsafe { (weights.part(start, len), m.part(start, len), v.part(start, len)) };
         let grads = &grads[start..start + len];
+        let mut step = |at: Range<usize>, w: &mut [T]| {
+            step_chunk(w, &grads[at.clone()], &mut m[at.clone()], &mut v[at], &coefficients);
+        };
         match &copy {
-            None => step_chunk(w, grads, m, v, &coefficients),
+            None => step(0..len, w),
             // SAFETY: as above.
-            Some(copy) if copy.is_nearest() => unsafe {
-                step_chunk_and_copy(w, grads, m, v, &coefficients, copy.part(start, len));
-            },
-            Some(copy) => {
-                step_chunk(w, grads, m, v, &coefficients);
-                // SAFETY: as above.
-                unsafe { copy.round(start, w) };
-            }
+            Some(copy) => unsafe { copy.update(start, w, step) },
         }
     });
     Ok(())
@@ -158,21 +155,6 @@ vectorized! {
         let c = *c;
         for (((w, g), m), v) in weights.iter_mut().zip(grads).zip(m).zip(v) {
             *w = T::from_acc(step_element(w.acc(), g.acc(), m, v, &c));
-        }
-    }
-
-    fn step_chunk_and_copy<T: Element, G: Element<Acc = T::Acc>, D: Element<Acc = T::Acc>>(
-        weights: &mut [T],
-        grads: &[G],
-        m: &mut [T::Acc],
-        v: &mut [T::Acc],
-        c: &Coefficients<T::Acc>,
-        copy: &mut [D],
-    ) {
-        let c = *c;
-        for ((((w, g), m), v), copy) in weights.iter_mut().zip(grads).zip(m).zip(v).zip(copy) {
-            *w = T::from_acc(step_element(w.acc(), g.acc(), m, v, &c));
-            *copy = D::from_acc(w.acc());
         }
     }
 }

@@ -15,6 +15,7 @@ use crate::ops::optim::adamw::CHUNK;
 use crate::ops::optim::rounded::{Rounded, SharedRounded};
 use crate::ops::optim::step::{DeviceStepParams, StepParams, check_vectors, dispatch_update};
 use crate::{Element, Error, Real, Result, Tensor, cuda};
+use std::ops::Range;
 
 /// Coefficients of one step, in the accumulator type.
 #[derive(Clone, Copy)]
@@ -110,10 +111,14 @@ fn step_all<T: Element, G: Element<Acc = T::Acc>, D: Element<Acc = T::Acc>>(
         let len = CHUNK.min(n - start);
         // SAFETY: tasks take consecutive chunks.
         let (w, m) = unsafe { (weights.part(start, len), m.part(start, len)) };
-        step_chunk(w, &grads[start..start + len], m, &coefficients);
-        if let Some(copy) = &copy {
+        let grads = &grads[start..start + len];
+        let mut step = |at: Range<usize>, w: &mut [T]| {
+            step_chunk(w, &grads[at.clone()], &mut m[at], &coefficients);
+        };
+        match &copy {
+            None => step(0..len, w),
             // SAFETY: as above.
-            unsafe { copy.round(start, w) };
+            Some(copy) => unsafe { copy.update(start, w, step) },
         }
     });
     Ok(())

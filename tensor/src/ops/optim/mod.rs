@@ -2,6 +2,7 @@
 
 pub mod adafactor;
 pub mod adamw;
+mod at_random;
 pub(crate) mod config;
 pub mod ema;
 pub mod lion;

@@ -6,17 +6,19 @@
 //!   Learning with Limited Numerical Precision", arXiv 1502.02551, section 3.1). Numbers beyond the largest are
 //!   rounded to nearest.
 //!
-//! An element's random number depends on the key and on its index in the global, unsharded tensor. A representable x
-//! is unchanged. No gradient: weights are rounded after the optimizer step, and widened before it if no copy of them
+//! An element's random number depends on the key and on its index in the global, unsharded tensor: 16 bits for bf16, which
+//! are as many as rounding from f32 discards, and 32 for f16, whose subnormal numbers discard more. A representable x is
+//! unchanged. No gradient: weights are rounded after the optimizer step, and widened before it if no copy of them
 //! is kept in the accumulator type.
 
+use super::at_random::at_random;
 use crate::kernel_span::kernel_span;
 use crate::numeric::simd::vectorized;
 use crate::ops::optim::step::{DeviceStepParams, check_vectors};
-use crate::ops::random::{for_numbers, for_stretches};
+use crate::ops::random::for_stretches;
 use crate::ops::rows::{CHEAP, for_rows};
 use crate::{
-    DType, Device, Element, Error, RandomKey, Real, Result, ShardSpec, Tensor, cuda, dispatch_float,
+    DType, Device, Element, Error, RandomKey, Result, ShardSpec, Tensor, cuda, dispatch_float,
 };
 
 /// The source of random numbers for stochastic rounding.
@@ -161,55 +163,11 @@ vectorized! {
         }
     }
 
-    pub(super) fn at_random<T: Element, S: Element<Acc = T::Acc>>(key: &RandomKey, first: u64, target: &mut [T], source: &[S]) {
-        for_numbers(key, first, source.len(), |at, numbers| {
-            for ((target, x), &bits) in target[at..].iter_mut().zip(&source[at..]).zip(numbers) {
-                *target = up_or_down(x.acc(), bits);
-            }
-        });
-    }
-}
-
-/// The nearest number, or its neighbour on the other side of `x`. The neighbour is taken if the uniform number bits /
-/// 2^32 is below the fraction of the distance to it.
-#[inline(always)]
-fn up_or_down<T: Element>(x: T::Acc, bits: u32) -> T {
-    let nearest = T::from_acc(x);
-    let error = x - nearest.acc();
-    let neighbour = neighbour(nearest, error > T::Acc::ZERO);
-    let share = error / (neighbour.acc() - nearest.acc());
-    // bits < 2^32 share, without numbers wider than the accumulator type: the difference to the upper half of the bits
-    // is exact wherever it lies within the range of the lower half. Comparison with NaN, from x or from an infinite
-    // distance, is false.
-    let (high, low) = (T::Acc::from_u16((bits >> 16) as u16), T::Acc::from_u16(bits as u16));
-    let scaled = share * T::Acc::from_f64(4_294_967_296.0);
-    if low < high.mul_add(T::Acc::from_f64(-65_536.0), scaled) { neighbour } else { nearest }
-}
-
-/// The next representable number above or below: numbers of one sign are ordered by their bits.
-#[inline(always)]
-fn neighbour<T: Element>(x: T, above: bool) -> T {
-    macro_rules! next {
-        ($Bits:ty) => {{
-            let mut bytes = [0; size_of::<$Bits>()];
-            bytes[..size_of::<T>()].copy_from_slice(bytemuck::bytes_of(&x));
-            let bits = <$Bits>::from_le_bytes(bytes);
-            let sign: $Bits = 1 << (8 * size_of::<T>() - 1);
-            let step: $Bits = if (bits & sign != 0) == above { <$Bits>::MAX } else { 1 };
-            // Beside zero is the smallest number of the sign.
-            let least = (<$Bits>::from(!above) * sign) | 1;
-            let next = if bits & !sign == 0 { least } else { bits.wrapping_add(step) };
-            bytemuck::pod_read_unaligned(&next.to_le_bytes()[..size_of::<T>()])
-        }};
-    }
-    match size_of::<T>() {
-        8 => next!(u64),
-        _ => next!(u32),
-    }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::at_random::{carried, neighbour};
     use super::*;
     use crate::ops::testing::message;
     use crate::{Scalar, bf16, f16};
@@ -266,39 +224,26 @@ mod tests {
 
     #[test]
     fn what_is_beyond_all_numbers_is_rounded_to_nearest() {
-        let device = Device::cpu(1).unwrap();
-        let source = [f32::INFINITY, f32::NEG_INFINITY, f32::NAN, 65_519.0, 65_521.0, 1e9];
-        let (key, place) = (RandomKey::new(0, 0, ""), ShardSpec::unsharded(&[6]));
-        let target =
-            rounded(&device, &source, Some(Stochastic { key: &key, place: &place, step: None }));
-        let bits = |x: &[f16]| x.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
-        assert_eq!(bits(&target), bits(&source.map(f16::from_f32)));
-    }
-
-    #[test]
-    fn the_neighbour_is_taken_where_the_uniform_number_is_below_the_share() {
-        fn check<T: Element<Acc = f32>>() {
-            let mut state = 1_u64;
-            for i in 0..300_000_u64 {
-                state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-                let x = f32::from_bits((state >> 32) as u32);
-                let nearest = T::from_acc(x);
-                let neighbour = neighbour(nearest, x > nearest.acc());
-                let share = (x - nearest.acc()) / (neighbour.acc() - nearest.acc());
-                // Any bits, few bits, and those beside the share.
-                let beside = (f64::from(share) * 4_294_967_296.0) as i64 + (i % 3) as i64 - 1;
-                let any = (state >> 7) as u32;
-                for bits in [any, any >> (i % 32), beside as u32] {
-                    let below = f64::from(bits) / 4_294_967_296.0 < f64::from(share);
-                    let want = if below { neighbour } else { nearest };
-                    let got = up_or_down::<T>(x, bits);
+        fn check<T: Element<Acc = f32>>(beyond: [f32; 4]) {
+            let device = Device::cpu(1).unwrap();
+            let special = [f32::INFINITY, f32::NAN, f32::from_bits(0x7FFF_FFFF)];
+            let positive = beyond.into_iter().chain(special);
+            let source: Vec<f32> = positive.flat_map(|x| [x, -x]).collect();
+            let place = &ShardSpec::unsharded(&[source.len()]);
+            for seed in 0..50 {
+                let key = &RandomKey::new(seed, 0, "");
+                let target: Vec<T> =
+                    rounded(&device, &source, Some(Stochastic { key, place, step: None }));
+                for (&x, got) in source.iter().zip(target) {
+                    let want = T::from_acc(x);
                     let same = bytemuck::bytes_of(&got) == bytemuck::bytes_of(&want);
-                    assert!(same, "{:?}: {x:e} with {bits}: {got}, want {want}", T::DTYPE);
+                    assert!(same, "{:?}: {x:e} becomes {got}, not {want}", T::DTYPE);
                 }
             }
         }
-        check::<bf16>();
-        check::<f16>();
+        let largest = bf16::MAX.acc();
+        check::<bf16>([largest, 1.001 * largest, 1.003 * largest, f32::MAX]);
+        check::<f16>([65_504.0, 65_519.0, 65_521.0, 1e9]);
     }
 
     #[test]
@@ -312,6 +257,9 @@ mod tests {
         let whole: Vec<bf16> = rounded(&device, &source, stochastic(&all));
         let part: Vec<bf16> = rounded(&device, &source[50 * 31..], stochastic(&last));
         assert_eq!(part, whole[50 * 31..]);
+        for (i, (&x, y)) in source.iter().zip(whole).enumerate() {
+            assert_eq!(y, carried(x, key.half(i as u64)), "element {i}");
+        }
     }
 
     #[test]

@@ -1,12 +1,18 @@
 //! The 16-bit weights that an update writes in the pass in which it changes weights in the accumulator type.
 //!
-//! Each task of an update rounds the elements that it has changed while they are in the cache.
+//! Each task of an update rounds a few elements as soon as it has changed them. They are in the nearest cache then, and
+//! random numbers are computed while memory delivers the next elements.
 
-use super::round::{Stochastic, at_random, check_pair, round, to_nearest};
+use super::at_random::at_random;
+use super::round::{Stochastic, check_pair, round, to_nearest};
 use crate::numeric::disjoint::Disjoint;
 use crate::ops::optim::step::check_vectors;
 use crate::ops::random::for_stretches_of;
 use crate::{Element, Error, RandomKey, Result, ShardSpec, Tensor};
+use std::ops::Range;
+
+/// Elements that are updated before any of them is rounded: a few groups of random numbers.
+const PIECE: usize = 256;
 
 /// Weights that an update rounds from those in the accumulator type.
 #[derive(Debug)]
@@ -64,37 +70,43 @@ pub(crate) struct SharedRounded<'a, D> {
 }
 
 impl<D: Element> SharedRounded<'_, D> {
-    /// Whether rounding is to nearest.
-    pub(crate) fn is_nearest(&self) -> bool {
-        self.random.is_none()
-    }
-
-    /// The elements `start..start + len`.
-    ///
-    /// # Safety
-    ///
-    /// As [`Disjoint::part`].
-    #[allow(clippy::mut_from_ref)] // as there
-    pub(crate) unsafe fn part(&self, start: usize, len: usize) -> &mut [D] {
-        // SAFETY: the caller's promise.
-        unsafe { self.target.part(start, len) }
-    }
-
-    /// Rounds `weights`, which are the elements from `start` on.
+    /// Calls `update` with consecutive parts of `weights`, which are the elements from `start` on, and their ranges among
+    /// them, and rounds each part once it is updated.
     ///
     /// # Safety
     ///
     /// As [`Disjoint::part`], for as many elements as there are weights.
-    pub(crate) unsafe fn round<T: Element<Acc = D::Acc>>(&self, start: usize, weights: &[T]) {
+    pub(crate) unsafe fn update<T: Element<Acc = D::Acc>>(
+        &self,
+        start: usize,
+        weights: &mut [T],
+        mut update: impl FnMut(Range<usize>, &mut [T]),
+    ) {
+        let len = weights.len();
         // SAFETY: the caller's promise.
-        let target = unsafe { self.part(start, weights.len()) };
-        match &self.random {
-            None => to_nearest(target, weights),
-            Some((key, place)) => {
-                for_stretches_of(place, start..start + weights.len(), |global, range| {
-                    at_random(key, global, &mut target[range.clone()], &weights[range]);
-                });
+        let target = unsafe { self.target.part(start, len) };
+        let mut updated = 0;
+        let mut round = |mut global: u64, range: Range<usize>| {
+            let mut from = range.start;
+            while from < range.end {
+                // Cut at multiples of a piece among global indices, so that no random numbers are drawn twice.
+                let to = range.end.min(from + PIECE - (global % PIECE as u64) as usize);
+                while updated < to {
+                    let next = updated..len.min(updated + PIECE);
+                    updated = next.end;
+                    update(next.clone(), &mut weights[next]);
+                }
+                let (target, weights) = (&mut target[from..to], &weights[from..to]);
+                match &self.random {
+                    None => to_nearest(target, weights),
+                    Some((key, _)) => at_random(key, global, target, weights),
+                }
+                (global, from) = (global + (to - from) as u64, to);
             }
+        };
+        match self.random {
+            None => round(0, 0..len),
+            Some((_, place)) => for_stretches_of(place, start..start + len, round),
         }
     }
 }

@@ -15,6 +15,7 @@ use crate::ops::optim::adamw::CHUNK;
 use crate::ops::optim::rounded::{Rounded, SharedRounded};
 use crate::ops::optim::step::{DeviceStepParams, StepParams, check_vectors, dispatch_update};
 use crate::{Element, Error, Real, Result, Tensor, cuda};
+use std::ops::Range;
 
 /// Updates `weights` from `grads`, and the momentum `buffer`, which is in the accumulator type. Without momentum the
 /// buffer may be empty. If the weights are in the accumulator type too, `copy` receives them rounded.
@@ -81,16 +82,20 @@ fn step_all<T: Element, G: Element<Acc = T::Acc>, D: Element<Acc = T::Acc>>(
         let grads = &grads[start..start + len];
         // SAFETY: tasks take consecutive chunks.
         let (w, m) = unsafe { (weights.part(start, len), buffer.part(task * kept, len.min(kept))) };
-        if plain {
-            plain_chunk(w, grads, lr, decay, scale);
-        } else if nesterov == Nesterov::On {
-            nesterov_chunk(w, grads, m, lr, momentum, decay, scale);
-        } else {
-            momentum_chunk(w, grads, m, lr, momentum, decay, scale);
-        }
-        if let Some(copy) = &copy {
+        let mut step = |at: Range<usize>, w: &mut [T]| {
+            let g = &grads[at.clone()];
+            if plain {
+                plain_chunk(w, g, lr, decay, scale);
+            } else if nesterov == Nesterov::On {
+                nesterov_chunk(w, g, &mut m[at], lr, momentum, decay, scale);
+            } else {
+                momentum_chunk(w, g, &mut m[at], lr, momentum, decay, scale);
+            }
+        };
+        match &copy {
+            None => step(0..len, w),
             // SAFETY: as above.
-            unsafe { copy.round(start, w) };
+            Some(copy) => unsafe { copy.update(start, w, step) },
         }
     });
     Ok(())

@@ -9,8 +9,9 @@ use crate::ops::optim::adafactor::MatrixBatch;
 use crate::ops::rows::for_rows;
 use crate::{Device, Element, Real};
 
-/// Rows and columns of a tile, at most.
-const TILE: [usize; 2] = [256, 512];
+/// Rows and columns of a tile, at most. The sums of the columns take 16 KiB, half of the nearest cache. Rows that fit are
+/// read from end to end, at more than twice the speed of rows in parts, since processors fetch ahead along memory.
+const TILE: [usize; 2] = [128, 2048];
 
 const LANES: usize = 16;
 
