@@ -83,6 +83,14 @@ KERNEL(128, attention_backward_bias_dropout_64)
 (const T* q, const T* k, const T* v, const T* dout, const float* lse, const float* delta, float* dbias, i64 samples, i64 all, Attention a, u64 key, const Step* step, u32 last_dropped, double scale, Place place) {
     backward_bias<64>(q, k, v, dout, lse, delta, dbias, samples, all, a, DropSome(key, step, last_dropped, scale, place));
 }
+KERNEL(128, attention_backward_bias_96)
+(const T* q, const T* k, const T* v, const T* dout, const float* lse, const float* delta, float* dbias, i64 samples, i64 all, Attention a) {
+    backward_bias<96>(q, k, v, dout, lse, delta, dbias, samples, all, a, KeepAll());
+}
+KERNEL(128, attention_backward_bias_dropout_96)
+(const T* q, const T* k, const T* v, const T* dout, const float* lse, const float* delta, float* dbias, i64 samples, i64 all, Attention a, u64 key, const Step* step, u32 last_dropped, double scale, Place place) {
+    backward_bias<96>(q, k, v, dout, lse, delta, dbias, samples, all, a, DropSome(key, step, last_dropped, scale, place));
+}
 KERNEL(128, attention_backward_bias_128)
 (const T* q, const T* k, const T* v, const T* dout, const float* lse, const float* delta, float* dbias, i64 samples, i64 all, Attention a) {
     backward_bias<128>(q, k, v, dout, lse, delta, dbias, samples, all, a, KeepAll());

@@ -323,6 +323,30 @@ KERNEL(128, attention_backward_keys_dropout_64)
     backward_keys<64, 64>(q, k, v, dout, lse, delta, dk, dv, a, DropSome(key, step, last_dropped, scale, place));
 }
 
+KERNEL(128, attention_96)(const T* q, const T* k, const T* v, T* out, float* lse, Attention a) {
+    forward<96>(q, k, v, out, lse, a, KeepAll());
+}
+KERNEL(128, attention_dropout_96)
+(const T* q, const T* k, const T* v, T* out, float* lse, Attention a, u64 key, const Step* step, u32 last_dropped, double scale, Place place) {
+    forward<96>(q, k, v, out, lse, a, DropSome(key, step, last_dropped, scale, place));
+}
+KERNEL(128, attention_backward_queries_96)
+(const T* q, const T* k, const T* v, const T* dout, const float* lse, const float* delta, T* dq, Attention a) {
+    backward_queries<96>(q, k, v, dout, lse, delta, dq, a, KeepAll());
+}
+KERNEL(128, attention_backward_queries_dropout_96)
+(const T* q, const T* k, const T* v, const T* dout, const float* lse, const float* delta, T* dq, Attention a, u64 key, const Step* step, u32 last_dropped, double scale, Place place) {
+    backward_queries<96>(q, k, v, dout, lse, delta, dq, a, DropSome(key, step, last_dropped, scale, place));
+}
+KERNEL(128, attention_backward_keys_96)
+(const T* q, const T* k, const T* v, const T* dout, const float* lse, const float* delta, T* dk, T* dv, Attention a) {
+    backward_keys<96, 64>(q, k, v, dout, lse, delta, dk, dv, a, KeepAll());
+}
+KERNEL(128, attention_backward_keys_dropout_96)
+(const T* q, const T* k, const T* v, const T* dout, const float* lse, const float* delta, T* dk, T* dv, Attention a, u64 key, const Step* step, u32 last_dropped, double scale, Place place) {
+    backward_keys<96, 64>(q, k, v, dout, lse, delta, dk, dv, a, DropSome(key, step, last_dropped, scale, place));
+}
+
 KERNEL(128, attention_128)(const T* q, const T* k, const T* v, T* out, float* lse, Attention a) {
     forward<128>(q, k, v, out, lse, a, KeepAll());
 }

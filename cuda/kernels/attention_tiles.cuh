@@ -5,17 +5,24 @@ constexpr int WARPS = 4, ROWS = 16 * WARPS, PAD = 8;  // row padding in shared m
 constexpr float LOG2E = 1.4426950408889634f;
 
 // Starts copying COUNT rows of one head from `first` on to shared memory; rows out of bounds become zero.
+//
+// Lanes side by side copy a part of a row, so that a thread has one column of each part and needs few addresses. Parts of
+// 64 bytes, where D is no multiple of 64 elements, share no bank with those of the row 4 below, which are copied at once.
 template <int D, int COUNT>
 INLINE void load_rows(T* to, const T* head, i64 stride, i64 first, i64 rows, i64 width) {
-    // Counted by a constant: with a bound on `i` the compiler leaves loops and branches.
-    constexpr int COPIES = COUNT * (D / 8) / (32 * WARPS);
-    static_assert(COPIES * 32 * WARPS == COUNT * (D / 8), "every thread copies as much");
+    constexpr int PART = D % 64 ? 32 : 64, LANES = PART / 8, STEP = 32 * WARPS / LANES;
+    static_assert(D % PART == 0 && COUNT % STEP == 0, "every thread copies as much");
+    const int group = threadIdx.x / LANES, column = threadIdx.x % LANES * 8;
+    const int row = LANES == 8 ? group : group / 8 * 8 + group % 2 * 4 + group % 8 / 2;
+    const T* from = head + (first + row) * stride + column;
+    to += row * (D + PAD) + column;
 #pragma unroll
-    for (int copy = 0; copy < COPIES; copy++) {
-        const int i = threadIdx.x + copy * 32 * WARPS, row = i / (D / 8), column = i % (D / 8) * 8;
-        const bool valid = first + row < rows && column < width;
-        copy_async(to + row * (D + PAD) + column, head + (valid ? (first + row) * stride + column : 0), valid);
-    }
+    for (int down = 0; down < COUNT; down += STEP)
+#pragma unroll
+        for (int right = 0; right < D; right += PART) {
+            const bool valid = first + row + down < rows && column + right < width;
+            copy_async(to + down * (D + PAD) + right, from + down * stride + right, valid);
+        }
 }
 
 // c (16, 8 N) += a (16, D) b (8 N, D)^T, with the rows of both in shared memory.

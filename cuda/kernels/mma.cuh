@@ -5,7 +5,7 @@
 #ifndef CUSIM
 INLINE u32 shared_address(const void* pointer) { return (u32)__cvta_generic_to_shared(pointer); }
 
-// Copies 16 bytes to shared memory, or zeros if not `valid`.
+// Copies 16 bytes to shared memory; zeros if not `valid`, and then nothing is read.
 INLINE void copy_async(void* to, const void* from, bool valid) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "r"(valid ? 16 : 0));
 }

@@ -28,32 +28,14 @@ const STACK: &[(&str, &str)] = &[
     ("adamw_master_f16", RARE),
     ("adamw_master_f32", RARE),
     ("adamw_master_wide_f32", RARE),
-    ("attention_backward_keys_dropout_64_bf16", DROPOUT),
-    ("attention_backward_keys_dropout_64_f16", DROPOUT),
-    ("attention_backward_keys_dropout_128_bf16", DROPOUT),
-    ("attention_backward_keys_dropout_128_f16", DROPOUT),
+    ("attention_backward_keys_96_bf16", TIGHT),
+    ("attention_backward_keys_96_f16", TIGHT),
+    ("attention_backward_keys_dropout_96_bf16", DROPOUT),
+    ("attention_backward_keys_dropout_96_f16", DROPOUT),
     ("attention_backward_queries_dropout_128_bf16", DROPOUT),
-    ("attention_backward_queries_dropout_128_f16", DROPOUT),
     ("attention_bias/attention_backward_bias_64_bf16", TIGHT),
-    ("attention_bias/attention_backward_keys_64_bf16", TIGHT),
-    ("attention_bias/attention_backward_keys_64_f16", TIGHT),
-    ("attention_bias/attention_backward_keys_128_bf16", TIGHT),
-    ("attention_bias/attention_backward_keys_128_f16", TIGHT),
-    ("attention_bias/attention_backward_queries_dropout_64_bf16", DROPOUT),
-    ("attention_bias/attention_128_bf16", TIGHT),
-    ("attention_bias/attention_128_f16", TIGHT),
-    ("attention_bias/attention_backward_bias_dropout_64_bf16", DROPOUT),
-    ("attention_bias/attention_backward_bias_dropout_64_f16", DROPOUT),
-    ("attention_bias/attention_backward_bias_dropout_128_bf16", DROPOUT),
-    ("attention_bias/attention_backward_bias_dropout_128_f16", DROPOUT),
-    ("attention/attention_backward_queries_128_bf16", TIGHT),
-    ("attention/attention_backward_queries_128_f16", TIGHT),
-    ("attention_bias/attention_backward_bias_128_bf16", TIGHT),
-    ("attention_bias/attention_backward_bias_128_f16", TIGHT),
-    ("attention_bias/attention_backward_queries_128_bf16", TIGHT),
-    ("attention_bias/attention_backward_queries_128_f16", TIGHT),
-    ("attention_bias/attention_dropout_128_bf16", TIGHT),
-    ("attention_bias/attention_dropout_128_f16", TIGHT),
+    ("attention_bias/attention_backward_keys_dropout_128_f16", DROPOUT),
+    ("attention_bias/attention_backward_queries_dropout_128_f16", DROPOUT),
     ("attention_rows/attention_rows_backward_bias_dropout_f64", TIGHT),
     ("attention_rows/attention_rows_backward_bias_f32", TIGHT),
     ("attention_rows/attention_rows_backward_bias_f64", TIGHT),
@@ -85,7 +67,7 @@ const ANGLE: &str =
 
 /// A tile's sums take nearly all registers, and what is dropped is drawn beside them.
 const DROPOUT: &str =
-    "some of the tile's addresses, 80 bytes at most, are put aside while random numbers are drawn";
+    "some of the tile's addresses, 40 bytes at most, are put aside while random numbers are drawn";
 
 /// A tile's sums take nearly all registers, and masks or a bias are held beside them.
 const TIGHT: &str =

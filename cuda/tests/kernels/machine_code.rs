@@ -108,13 +108,11 @@ fn number_before(line: &str, unit: &str) -> Option<u32> {
 
 /// Bytes of tiles that the host asks for: rows of D + 8 elements of 2 bytes (`tensor/src/cuda/attention.rs`).
 fn tiles(name: &str) -> u32 {
-    let width = match name.rsplit_once('_') {
-        Some((_, "64")) => 64,
-        Some((_, "128")) => 128,
-        _ => return 0,
+    let Some(width) = name.rsplit('_').next().and_then(|width| width.parse::<u32>().ok()) else {
+        return 0;
     };
     let rows = match name {
-        name if name.contains("backward_keys") => 128 + 2 * if width == 64 { 64 } else { 32 },
+        name if name.contains("backward_keys") => 128 + 2 * if width == 128 { 32 } else { 64 },
         name if name.contains("backward") => 256,
         _ => 192,
     };

@@ -57,7 +57,7 @@ const MUTANTS: &[Mutant] = mutants! {
     first_tile_of_queries_forgotten in "attention": "begin / QUERIES * QUERIES" => "(begin / QUERIES + 1) * QUERIES";
     wrong_group in "attention": "head * a.groups / a.heads" => "head % a.groups";
     delta_of_another_row in "attention": "delta = row_delta[e / 2];" => "delta = row_delta[e % 2];";
-    tail_of_the_head_not_zero in "attention": "&& column < width;" => ";";
+    tail_of_the_head_not_zero in "attention": "&& column + right < width;" => ";";
     dropped_before_the_sum in "attention":
         "sum[e / 2] += s[n][e];\n                s[n][e] *=" => "sum[e / 2] += s[n][e] *=";
     values_of_what_was_dropped in "attention": "s[n][e] = p * m;" => "s[n][e] = p;";

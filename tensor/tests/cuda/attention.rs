@@ -75,6 +75,7 @@ fn attention_gives_what_the_cpu_gives() -> Result<()> {
             [1, 1, 1, 1, 1, 64],
             [2, 37, 37, 4, 2, 16],
             [1, 20, 70, 2, 1, 128],
+            [1, 20, 70, 2, 1, 96],
             [1, 40, 23, 1, 1, 24], // queries that see no key, where the mask is causal
             [1, 5, 6, 2, 2, 10],   // heads that are filled up
             [1, 3, 3, 1, 1, 1],

@@ -9,7 +9,7 @@ use crate::support::{hiding, tensor};
 pub fn check(simulator: &Simulator) {
     for dtype in [DType::BF16, DType::F16] {
         merges(simulator, dtype);
-        for sizes in [[2, 70, 90, 4, 2, 64], [2, 40, 131, 2, 1, 96]] {
+        for sizes in [[2, 70, 90, 4, 2, 64], [1, 70, 90, 2, 1, 96], [2, 40, 131, 2, 1, 112]] {
             for problem in biased(dtype, sizes) {
                 compare(simulator, &problem);
             }

@@ -6,6 +6,31 @@ use crate::{DType, Error, Result};
 /// Rows of a tensor-core tile.
 pub(super) const ROWS: usize = 64;
 
+/// Head dims that tiles are made for; other heads take the next one. Above 64 at most a third of the products are with
+/// padding. More of them would take longer to compile, before the first step.
+const TILES: [usize; 3] = [64, 96, 128];
+
+/// The kernels of a family by pass, without and with dropout.
+macro_rules! names {
+    ($family:literal, $tile:literal) => {
+        [
+            [concat!($family, $tile), concat!($family, "_dropout", $tile)],
+            [
+                concat!($family, "_backward_queries", $tile),
+                concat!($family, "_backward_queries_dropout", $tile),
+            ],
+            [
+                concat!($family, "_backward_keys", $tile),
+                concat!($family, "_backward_keys_dropout", $tile),
+            ],
+            [
+                concat!($family, "_backward_bias", $tile),
+                concat!($family, "_backward_bias_dropout", $tile),
+            ],
+        ]
+    };
+}
+
 /// The kernel family for a call.
 #[derive(Clone, Copy)]
 pub(super) enum AttentionKernels {
@@ -17,18 +42,18 @@ pub(super) enum AttentionKernels {
 
 impl AttentionKernels {
     pub(super) fn new(op: &'static str, dtype: DType, width: usize) -> Result<AttentionKernels> {
-        let (kernels, most) = match (dtype, width) {
-            (DType::BF16 | DType::F16, 0..=64) => (AttentionKernels::Tiles(64), 128),
-            (DType::BF16 | DType::F16, _) => (AttentionKernels::Tiles(128), 128),
-            _ => (AttentionKernels::Rows, 256),
+        let (kernels, most) = match dtype {
+            DType::BF16 | DType::F16 => {
+                let tile = TILES.into_iter().find(|&tile| width <= tile);
+                (tile.map(AttentionKernels::Tiles), TILES[TILES.len() - 1])
+            }
+            _ => ((width <= 256).then_some(AttentionKernels::Rows), 256),
         };
-        match width <= most {
-            true => Ok(kernels),
-            false => Err(Error::shape(
-                op,
-                format!("a GPU takes heads of at most {most} elements in {dtype}, got {width}"),
-            )),
-        }
+        kernels.ok_or_else(|| {
+            let message =
+                format!("a GPU takes heads of at most {most} elements in {dtype}, got {width}");
+            Error::shape(op, message)
+        })
     }
 
     /// The file of the kernels, with or without a bias of the scores.
@@ -58,43 +83,13 @@ impl AttentionKernels {
 
     /// The kernel of `pass` for these heads, with or without dropout.
     pub(super) fn name(self, pass: Pass, dropout: Option<&AttentionDropout>) -> &'static str {
-        let [plain, dropping] = match (self, pass) {
-            (AttentionKernels::Tiles(64), Pass::Forward) => {
-                ["attention_64", "attention_dropout_64"]
-            }
-            (AttentionKernels::Tiles(_), Pass::Forward) => {
-                ["attention_128", "attention_dropout_128"]
-            }
-            (AttentionKernels::Tiles(64), Pass::Queries) => {
-                ["attention_backward_queries_64", "attention_backward_queries_dropout_64"]
-            }
-            (AttentionKernels::Tiles(_), Pass::Queries) => {
-                ["attention_backward_queries_128", "attention_backward_queries_dropout_128"]
-            }
-            (AttentionKernels::Tiles(64), Pass::Keys) => {
-                ["attention_backward_keys_64", "attention_backward_keys_dropout_64"]
-            }
-            (AttentionKernels::Tiles(_), Pass::Keys) => {
-                ["attention_backward_keys_128", "attention_backward_keys_dropout_128"]
-            }
-            (AttentionKernels::Tiles(64), Pass::Bias) => {
-                ["attention_backward_bias_64", "attention_backward_bias_dropout_64"]
-            }
-            (AttentionKernels::Tiles(_), Pass::Bias) => {
-                ["attention_backward_bias_128", "attention_backward_bias_dropout_128"]
-            }
-            (AttentionKernels::Rows, Pass::Bias) => {
-                ["attention_rows_backward_bias", "attention_rows_backward_bias_dropout"]
-            }
-            (AttentionKernels::Rows, Pass::Forward) => ["attention_rows", "attention_rows_dropout"],
-            (AttentionKernels::Rows, Pass::Queries) => {
-                ["attention_rows_backward_queries", "attention_rows_backward_queries_dropout"]
-            }
-            (AttentionKernels::Rows, Pass::Keys) => {
-                ["attention_rows_backward_keys", "attention_rows_backward_keys_dropout"]
-            }
+        let names = match self {
+            AttentionKernels::Tiles(64) => names!("attention", "_64"),
+            AttentionKernels::Tiles(96) => names!("attention", "_96"),
+            AttentionKernels::Tiles(_) => names!("attention", "_128"),
+            AttentionKernels::Rows => names!("attention_rows", ""),
         };
-        if dropout.is_some() { dropping } else { plain }
+        names[pass as usize][usize::from(dropout.is_some())]
     }
 }
 
