@@ -155,7 +155,7 @@ fn norms(device: &Device) -> Result<()> {
         layer_norm(&x, &weight, Some(&weight), 1e-5).map(drop)
     })?;
     report(device, "layer norm backward", gigabytes(3 * bytes), || {
-        layer_norm_backward(&y, &x, &mean, &rstd, &weight).map(drop)
+        layer_norm_backward(&y, &x, &mean, &rstd, &weight, None).map(drop)
     })
 }
 

@@ -125,7 +125,7 @@ fn memory_bound(c: &mut Criterion) {
     });
     group.throughput(Throughput::Bytes(3 * bytes));
     group.bench_function("layer_norm backward", |b| {
-        b.iter(|| device.run(|| layer_norm_backward(&y, &x, &mean, &rstd, &weight)).unwrap());
+        b.iter(|| device.run(|| layer_norm_backward(&y, &x, &mean, &rstd, &weight, None)).unwrap());
     });
     let hidden = random(&device, &[1024, 3072]).unwrap();
     group.throughput(Throughput::Bytes(2 * (hidden.numel() * 4) as u64));

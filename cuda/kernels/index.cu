@@ -35,15 +35,17 @@ KERNEL(128, index_add_wide)
 }
 
 // y[.., index[.., k, ..], ..] += x[.., k, ..], or = x: then the last of repeated indices counts. One thread per element of
-// y along the dim (of `size`) and row of the index. `layout` has the other dims, with the strides of y, index and x.
-// `bad` receives the memory offset of the first bad index.
+// y along the dim (of `size`) and row of the index; adjacent threads have adjacent elements of y where the dim is the
+// innermost, else rows. `layout` has the other dims, with the strides of y, index and x. `bad` receives the memory offset
+// of the first bad index.
 template <bool ADD>
 INLINE void scatter_elements(T* y, const void* index, int type, const T* x, u64 rows, u64 size, u64 count, i64 y_stride, i64 index_stride,
                              i64 x_stride, u64* bad, const Layout& layout) {
+    const bool innermost = y_stride == 1;
     for (u64 i = thread_number(); i < rows * size; i += thread_count()) {
         i64 at[3];
-        locate<3>(layout, i / size, at);
-        const i64 own = i % size;
+        locate<3>(layout, innermost ? i / size : i % rows, at);
+        const i64 own = innermost ? i % size : i / rows;
         A sum = widen(y[at[0] + own * y_stride]);
         for (u64 k = 0; k < count; k++) {
             const i64 id = read_index(index, type, at[1] + (i64)k * index_stride);

@@ -226,6 +226,14 @@ impl InputGrads<'_> {
         }
     }
 
+    /// Takes the gradient that operand `i` has so far, for an operation that adds its share in the pass that computes it.
+    pub(crate) fn take(&mut self, i: usize) -> Option<Tensor> {
+        match self.node.inputs.get(i) {
+            Some((Some(Source::Node(node, output)), _)) => self.pending.slot(node, *output).take(),
+            _ => None,
+        }
+    }
+
     /// Passes the destination of operand `i`'s gradient to `write`: a unique, contiguous tensor of the operand's dims.
     /// The second argument says whether to replace its contents or add to them. Not called if the gradient is not
     /// needed.

@@ -32,10 +32,15 @@ impl Backward for LayerNormBackward {
     fn backward(self: Box<Self>, dy: Cotangents, dx: &mut InputGrads) -> Result<()> {
         let (dy, x, weight) = (dy.single()?, self.x.value()?, self.weight.value()?);
         let (mean, rstd) = (self.mean.value()?, self.rstd.value()?);
+        let before = dx.take(0);
         if !dx.needs_input_grad(1) && !dx.needs_input_grad(2) {
-            return dx.accumulate(0, layer_norm_backward_input(&dy, &x, &mean, &rstd, &weight)?);
+            let to_x = layer_norm_backward_input(&dy, &x, &mean, &rstd, &weight, before.as_ref())?;
+            drop(before);
+            return dx.accumulate(0, to_x);
         }
-        let (to_x, to_weight, to_bias) = layer_norm_backward(&dy, &x, &mean, &rstd, &weight)?;
+        let (to_x, to_weight, to_bias) =
+            layer_norm_backward(&dy, &x, &mean, &rstd, &weight, before.as_ref())?;
+        drop(before);
         dx.accumulate(0, to_x)?;
         dx.accumulate(1, to_weight)?;
         dx.accumulate(2, to_bias)
@@ -60,10 +65,14 @@ impl Backward for RmsNormBackward {
     fn backward(self: Box<Self>, dy: Cotangents, dx: &mut InputGrads) -> Result<()> {
         let (dy, x, weight) = (dy.single()?, self.x.value()?, self.weight.value()?);
         let rstd = self.rstd.value()?;
+        let before = dx.take(0);
         if !dx.needs_input_grad(1) {
-            return dx.accumulate(0, rms_norm_backward_input(&dy, &x, &rstd, &weight)?);
+            let to_x = rms_norm_backward_input(&dy, &x, &rstd, &weight, before.as_ref())?;
+            drop(before);
+            return dx.accumulate(0, to_x);
         }
-        let (to_x, to_weight) = rms_norm_backward(&dy, &x, &rstd, &weight)?;
+        let (to_x, to_weight) = rms_norm_backward(&dy, &x, &rstd, &weight, before.as_ref())?;
+        drop(before);
         dx.accumulate(0, to_x)?;
         dx.accumulate(1, to_weight)
     }

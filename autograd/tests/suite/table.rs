@@ -237,6 +237,14 @@ fn products_and_norms() -> Vec<OpCase> {
             x[0].rms_norm(&x[1].centered_gain()?, EPS)
         }),
         row("rms_norm", "", PLAIN_NORM, |x| x[0].rms_norm(&x[1], EPS)),
+        row("layer_norm", "in a residual", PLAIN_NORM, |x| {
+            let sum = x[0].mul_scalar(1.5)?;
+            sum.layer_norm(&x[1], None, EPS)?.add(&sum)
+        }),
+        row("rms_norm", "in a residual", PLAIN_NORM, |x| {
+            let sum = x[0].mul_scalar(1.5)?;
+            sum.rms_norm(&x[1], EPS)?.add(&sum)
+        }),
         row(
             "rotary",
             "part of the heads and of their width",

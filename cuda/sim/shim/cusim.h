@@ -333,6 +333,13 @@ template <class T> T __shfl_sync(unsigned, T mine, int lane) {
     cusim::exchange(mine, [&](auto of) { result = of(lane & 31); });
     return result;
 }
+inline unsigned __ballot_sync(unsigned, bool mine) {
+    unsigned result = 0;
+    cusim::exchange(mine, [&](auto of) {
+        for (int lane = 0; lane < cusim::WARP; lane++) result |= (unsigned)of(lane) << lane;
+    });
+    return result;
+}
 inline int __popcll(unsigned long long x) { return __builtin_popcountll(x); }
 inline UNCHECKED unsigned long long atomicMin(unsigned long long* at, unsigned long long value) {
     cusim::access_atomically(at, sizeof *at);

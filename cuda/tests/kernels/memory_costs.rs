@@ -25,14 +25,9 @@ const COSTLY: &[(&str, &str)] = &[
     ("attention_bias/attention_backward_bias", "fragments are stored an element at a time"),
     ("attention_rows/attention_rows", "a lane reads a row of its own; for checks and small models"),
     ("copy/select", "the largest launch has transposed operands"),
-    ("dropout/", QUADS),
-    ("index/scatter", "a thread reads all indices along the dim"),
-    ("round/", QUADS),
-    ("zero_bitmap/", "a thread has 64 adjacent elements, one word of the bitmap"),
+    ("round/", "a thread has four adjacent elements, which share a draw"),
+    ("zero_bitmap/zero_pack", "what a warp keeps begins at any element"),
 ];
-
-/// Random numbers are drawn four at a time.
-const QUADS: &str = "a thread has four adjacent elements, which share a draw";
 
 #[test]
 fn no_kernel_has_a_race_and_accesses_cost_what_the_table_says() {

@@ -72,7 +72,9 @@ const MUTANTS: &[Mutant] = mutants! {
     nan_lost in "reduce": "max != max && widen(x) != widen(x)" => "false";
     // Indices
     wrong_row in "softmax": "y += row * width;" => "y += row * blockDim.x;";
-    column_beyond_the_row in "norm": "if (column >= width) return;" => "";
+    column_beyond_the_row in "norm": "warp > 1 || column >= width" => "warp > 1";
+    gradient_before_of_the_first_row in "norm": "before ? before + row * width : dy" => "before ? before : dy";
+    a_warp_forgotten in "norm": "k = 1; k < WARPS" => "k = 2; k < WARPS";
     last_row_left_out in "norm":
         "first + block_rows < rows ? first + block_rows : rows" => "first + block_rows - 1";
     blocks_in_place_of_rows in "reduce":
@@ -85,8 +87,8 @@ const MUTANTS: &[Mutant] = mutants! {
     packs_of_any_width in "norm": "packs = width % SIZE == 0 && " => "packs = ";
     packs_of_any_head in "rotary": "steps % SIZE == 0 && aligned16(x)" => "aligned16(x)";
     tail_of_a_cast_forgotten in "cast": "i = packs * SIZE + first; i < n" => "i = packs * SIZE + first; i + 1 < n";
-    rows_between_not_added in "norm": "row = first; row < end; row++" => "row = first; row < end; row += 2";
-    word_of_another_chunk in "zero_bitmap": "word = chunk * CHUNK_WORDS; word < at" => "word = chunk; word < at";
+    rows_between_not_added in "norm": "row < end; row += WARPS" => "row < end; row += 2 * WARPS";
+    word_before_the_run_forgotten in "zero_bitmap": "first + k < at" => "first + k + 1 < at";
     ids_of_other_shards_first in "sort": "own < size ? own : size" => "own < size ? own : -1";
     sum_of_every_position_of_an_id in "index": "if (first > 0 && keys[order[first - 1]] == key) return;" => "";
     samples_along_y_forgotten in "attention_bias": " + blockIdx.y / heads}" => "}";
@@ -117,6 +119,11 @@ const MUTANTS: &[Mutant] = mutants! {
 const RACES: &[Mutant] = mutants! {
     parts_overwritten_before_they_are_read in "norm":
         "__syncthreads();  // the parts of an earlier call have been read" => "";
+    parts_of_columns_overwritten_before_they_are_read in "norm":
+        "__syncthreads();  // the parts of the columns before have been read" => "";
+    parts_of_columns_read_before_they_are_written in "norm":
+        "__syncthreads();\n    if (warp >= 2 * PARTS)" => "if (warp >= 2 * PARTS)";
+    sums_of_blocks_read_before_they_are_written in "norm": "__syncthreads();\n    A* to" => "A* to";
     parts_read_before_they_are_written in "softmax":
         "if (lane == 0) parts[warp] = x;\n    __syncthreads();" => "if (lane == 0) parts[warp] = x;";
     tile_read_before_it_is_written in "copy":
@@ -145,7 +152,7 @@ const RACES: &[Mutant] = mutants! {
 /// Changes that only the address sanitizer notices: they read where nothing is, and do nothing with it.
 const UNSANITARY: &[Mutant] = mutants! {
     reads_behind_the_last_row in "norm":
-        "along = {}, total = {};" => "along = {widen(x[rows * width]) * A(0)}, total = {};";
+        "sums[2 * PARTS] = {};" => "sums[2 * PARTS] = {widen(x[end * width]) * A(0)};";
     reads_before_the_first_row in "softmax": "A dot = A(0);" => "A dot = widen(y[-1]) * A(0);";
 };
 

@@ -5,8 +5,8 @@ use crate::ops::cast::cast;
 use crate::ops::norm::kind::{GradSelection, Gradients, NormKind};
 use crate::{Result, Tensor};
 
-/// Threads of a block over columns.
-const COLUMNS: usize = 128;
+/// Threads of a warp, which have adjacent columns.
+const WARP: usize = 32;
 
 /// y, mean (empty for RMSNorm) and reciprocal standard deviation of each row of contiguous operands.
 pub(crate) fn forward<N: NormKind>(
@@ -47,15 +47,16 @@ pub(crate) fn forward<N: NormKind>(
     Ok((y, mean, rstd))
 }
 
-/// The selected gradients, from contiguous operands.
+/// The selected gradients, from contiguous operands; `before` is added to dx.
 pub(crate) fn backward<N: NormKind>(
     dy: &Tensor,
     x: &Tensor,
     statistics: (Option<&Tensor>, &Tensor),
     weight: &Tensor,
+    before: Option<&Tensor>,
     wanted: GradSelection,
 ) -> Result<Gradients> {
-    let dx = backward_input::<N>(dy, x, statistics, weight)?;
+    let dx = backward_input::<N>(dy, x, statistics, weight, before)?;
     let weights = match wanted {
         GradSelection::Input => None,
         GradSelection::All => Some(backward_weights::<N>(dy, x, statistics, weight.numel())?),
@@ -68,6 +69,7 @@ fn backward_input<N: NormKind>(
     x: &Tensor,
     (mean, rstd): (Option<&Tensor>, &Tensor),
     weight: &Tensor,
+    before: Option<&Tensor>,
 ) -> Result<Tensor> {
     let (rows, width) = (rstd.numel(), weight.numel());
     let mut dx = Tensor::empty(x.device(), x.dtype(), x.dims())?;
@@ -82,6 +84,7 @@ fn backward_input<N: NormKind>(
     launch
         .input(rstd)
         .input(weight)
+        .optional(before)
         .output(&mut dx)
         .value(rows as u64)
         .value(width as u64)
@@ -100,7 +103,7 @@ fn backward_weights<N: NormKind>(
     let block = rows.div_ceil(128).max(32);
     let blocks = rows.div_ceil(block);
     let mut partials = Tensor::empty(device, acc, &[blocks, 2, width])?;
-    // Elements of 16 bytes, which a thread takes at once where every row has a multiple of them.
+    // Elements of 16 bytes, which a thread has where every row is a multiple of them.
     let columns = 16 / x.dtype().size();
     let columns = if width.is_multiple_of(columns) { columns } else { 1 };
     let name =
@@ -113,7 +116,7 @@ fn backward_weights<N: NormKind>(
         .value(rows as u64)
         .value(width as u64)
         .value(block as u64)
-        .run([width.div_ceil(COLUMNS * columns), blocks, 1], [COLUMNS, 1, 1])?;
+        .run([width.div_ceil(WARP * columns), blocks, 1], [WARP, 4, 1])?;
     let sum = || Tensor::empty(device, acc, &[width]);
     let (mut dweight, mut dbias) = (sum()?, sum()?);
     kernel(device, "norm", x.dtype(), "norm_backward_weights")?
@@ -122,6 +125,6 @@ fn backward_weights<N: NormKind>(
         .output(&mut dbias)
         .value(blocks as u64)
         .value(width as u64)
-        .run([width.div_ceil(COLUMNS), 1, 1], [COLUMNS, 1, 1])?;
+        .run([width.div_ceil(WARP), 1, 1], [WARP, 8, 1])?;
     Ok((dweight, dbias))
 }

@@ -23,7 +23,7 @@ pub(crate) fn compress(x: &Tensor) -> Result<Option<Tensor>> {
         .output(&mut mask)
         .value(n as u64)
         .value((head / 8) as u64)
-        .run_elements(head / 8)?;
+        .run_elements(n)?;
     let starts = starts(&mask, dtype, n)?;
     let kept = starts.narrow(0, n.div_ceil(CHUNK), 1)?.to_vec::<i64>()?[0] as usize;
     let bytes = head + kept * x.dtype().size();
@@ -38,7 +38,7 @@ pub(crate) fn compress(x: &Tensor) -> Result<Option<Tensor>> {
         .output(&mut packed)
         .value(n as u64)
         .value(head as u64)
-        .run_elements(head / 8)?;
+        .run_elements(n)?;
     Ok(Some(packed))
 }
 
@@ -62,7 +62,7 @@ pub(crate) fn expand(packed: &Tensor, y: &mut Tensor) -> Result<()> {
         .value(n as u64)
         .value(head as u64)
         .value((bytes / size) as i64)
-        .run_elements(n.div_ceil(64))
+        .run_elements(n)
 }
 
 /// Prefix sums of the kept elements per chunk and their total, from the mask at the beginning of `mask`.
@@ -74,7 +74,7 @@ fn starts(mask: &Tensor, dtype: DType, n: usize) -> Result<Tensor> {
         .output(&mut counts)
         .value(n.div_ceil(64) as u64)
         .value(chunks as u64)
-        .run_elements(chunks)?;
+        .run_rows(chunks, 32)?;
     let mut starts = Tensor::empty(device, DType::I64, &[chunks + 1])?;
     kernel(device, "zero_bitmap", dtype, "zero_starts")?
         .input(&counts)

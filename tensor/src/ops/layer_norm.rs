@@ -39,14 +39,17 @@ pub fn layer_norm(
 }
 
 /// The gradients (dx, dweight, dbias) of [`layer_norm`]: dx like x, dweight and dbias (C) in Acc.
+///
+/// If x has another gradient, `before`, dx is rounded and then added to it: as in a sum, but in one pass on a GPU.
 pub fn layer_norm_backward(
     dy: &Tensor,
     x: &Tensor,
     mean: &Tensor,
     rstd: &Tensor,
     weight: &Tensor,
+    before: Option<&Tensor>,
 ) -> Result<(Tensor, Tensor, Tensor)> {
-    match norm::backward::<Layer>(dy, x, Some(mean), rstd, weight, GradSelection::All)? {
+    match norm::backward::<Layer>(dy, x, Some(mean), rstd, weight, before, GradSelection::All)? {
         (dx, Some((dweight, dbias))) => Ok((dx, dweight, dbias)),
         _ => unreachable!("all gradients were wanted"),
     }
@@ -59,6 +62,8 @@ pub fn layer_norm_backward_input(
     mean: &Tensor,
     rstd: &Tensor,
     weight: &Tensor,
+    before: Option<&Tensor>,
 ) -> Result<Tensor> {
-    norm::backward::<Layer>(dy, x, Some(mean), rstd, weight, GradSelection::Input).map(|(dx, _)| dx)
+    norm::backward::<Layer>(dy, x, Some(mean), rstd, weight, before, GradSelection::Input)
+        .map(|(dx, _)| dx)
 }

@@ -10,11 +10,14 @@
 //! added in order. They do not depend on the number of threads. `w` and `b` have the dtype of x or Acc: the kernels read
 //! them in Acc.
 
+mod checks;
 pub(crate) mod kind;
 
+use checks::{check_parameter, check_weight};
 pub(crate) use kind::{GradSelection, Gradients, NormKind};
 
 use super::cast::cast;
+use super::pointwise::add_assign;
 use super::rows::{CHEAP, for_rows2};
 use crate::core::tensor::{check_device, check_pair};
 use crate::cuda;
@@ -128,20 +131,25 @@ vectorized! {
     }
 }
 
-/// Computes the selected gradients.
+/// Computes the selected gradients. dx is rounded and then added to `before`, if any.
 pub(super) fn backward<N: NormKind>(
     dy: &Tensor,
     x: &Tensor,
     mean: Option<&Tensor>,
     rstd: &Tensor,
     weight: &Tensor,
+    before: Option<&Tensor>,
     wanted: GradSelection,
 ) -> Result<Gradients> {
     let op = N::OP_BACKWARD;
     let (width, outer) = check_weight::<N>(op, x, weight)?;
-    check_pair(op, x, dy)?;
-    if dy.dims() != x.dims() {
-        return Err(Error::shape(op, format!("dy {:?} is not of x's {:?}", dy.dims(), x.dims())));
+    for (name, gradient) in [("dy", Some(dy)), ("the gradient before", before)] {
+        let Some(gradient) = gradient else { continue };
+        check_pair(op, x, gradient)?;
+        if gradient.dims() != x.dims() {
+            let (own, of_x) = (gradient.dims(), x.dims());
+            return Err(Error::shape(op, format!("{name} {own:?} is not of x's {of_x:?}")));
+        }
     }
     let device = x.device();
     let rows: usize = outer.iter().product();
@@ -162,7 +170,9 @@ pub(super) fn backward<N: NormKind>(
         let (weight, rstd) = (weight.contiguous()?, rstd.contiguous()?);
         let mean = mean.map(Tensor::contiguous).transpose()?;
         if device.gpu().is_some() {
-            return cuda::norm::backward::<N>(&dy, &x, (mean.as_ref(), &rstd), &weight, wanted);
+            let before = before.map(Tensor::contiguous).transpose()?;
+            let (statistics, before) = ((mean.as_ref(), &rstd), before.as_ref());
+            return cuda::norm::backward::<N>(&dy, &x, statistics, &weight, before, wanted);
         }
         let weight = cast(&weight, Acc::DTYPE)?;
         let want_weights = wanted != GradSelection::Input;
@@ -205,6 +215,9 @@ pub(super) fn backward<N: NormKind>(
         } else {
             None
         };
+        if let Some(before) = before {
+            add_assign(&mut dx, before)?;
+        }
         Ok((dx, weights))
     })
 }
@@ -364,31 +377,4 @@ fn fold<A: Real>(lanes: [A; LANES]) -> A {
         four[i] = eight[i] + eight[i + 4];
     }
     (four[0] + four[2]) + (four[1] + four[3])
-}
-
-/// The row width and the outer dims of `x`. Errors if `weight` does not match.
-fn check_weight<'a, N: NormKind>(
-    op: &'static str,
-    x: &'a Tensor,
-    weight: &Tensor,
-) -> Result<(usize, &'a [usize])> {
-    let Some((&width, outer)) = x.dims().split_last() else {
-        return Err(Error::shape(op, "x is a scalar, needs at least one dim"));
-    };
-    check_parameter(op, x, weight)?;
-    if weight.dims() != [width] {
-        return Err(Error::shape(
-            op,
-            format!("x {:?} needs a weight [{width}], got {:?}", x.dims(), weight.dims()),
-        ));
-    }
-    Ok((width, outer))
-}
-
-/// Errors unless a weight or bias is on the device of `x` and has its dtype or accumulator dtype.
-fn check_parameter(op: &'static str, x: &Tensor, parameter: &Tensor) -> Result<()> {
-    match parameter.dtype() == x.dtype().accumulator() {
-        true => check_device(op, x, parameter),
-        false => check_pair(op, x, parameter),
-    }
 }

@@ -35,13 +35,16 @@ pub fn rms_norm(x: &Tensor, weight: &Tensor, eps: f64) -> Result<(Tensor, Tensor
 }
 
 /// The gradients (dx, dweight) of [`rms_norm`]: dx like x, dweight (C) in Acc.
+///
+/// If x has another gradient, `before`, dx is rounded and then added to it: as in a sum, but in one pass on a GPU.
 pub fn rms_norm_backward(
     dy: &Tensor,
     x: &Tensor,
     rstd: &Tensor,
     weight: &Tensor,
+    before: Option<&Tensor>,
 ) -> Result<(Tensor, Tensor)> {
-    match norm::backward::<RootMeanSquare>(dy, x, None, rstd, weight, GradSelection::All)? {
+    match norm::backward::<RootMeanSquare>(dy, x, None, rstd, weight, before, GradSelection::All)? {
         (dx, Some((dweight, _))) => Ok((dx, dweight)),
         _ => unreachable!("all gradients were wanted"),
     }
@@ -53,7 +56,9 @@ pub fn rms_norm_backward_input(
     x: &Tensor,
     rstd: &Tensor,
     weight: &Tensor,
+    before: Option<&Tensor>,
 ) -> Result<Tensor> {
-    let found = norm::backward::<RootMeanSquare>(dy, x, None, rstd, weight, GradSelection::Input)?;
+    let found =
+        norm::backward::<RootMeanSquare>(dy, x, None, rstd, weight, before, GradSelection::Input)?;
     Ok(found.0)
 }

@@ -74,11 +74,15 @@ fn check(here: &Operands, gpu: &Operands) -> Result<()> {
         let largest = rstd.to_f64()?.into_iter().fold(1.0, f64::max);
         let (near, far) = (16.0 * sums * largest * blown, columns * rows as f64);
         let (gpu_mean, gpu_rstd) = (there(gpu.x.device(), &mean)?, there(gpu.x.device(), &rstd)?);
-        let got = layer_norm_backward(&gpu.dy, &gpu.x, &gpu_mean, &gpu_rstd, &gpu.weight)?;
-        let want = layer_norm_backward(&here.dy, &here.x, &mean, &rstd, &here.weight)?;
+        let got = layer_norm_backward(&gpu.dy, &gpu.x, &gpu_mean, &gpu_rstd, &gpu.weight, None)?;
+        let want = layer_norm_backward(&here.dy, &here.x, &mean, &rstd, &here.weight, None)?;
         assert_close("layer_norm, dx", &got.0, &want.0, rounded + sums, near)?;
         assert_close("layer_norm, dweight", &got.1, &want.1, columns, 4.0 * far * largest)?;
         assert_close("layer_norm, dbias", &got.2, &want.2, columns, far)?;
+        let before = Some(&gpu.x);
+        let sum = layer_norm_backward(&gpu.dy, &gpu.x, &gpu_mean, &gpu_rstd, &gpu.weight, before)?;
+        let want = got.0.add(&gpu.x)?;
+        assert_close("layer_norm, dx and another gradient", &sum.0, &want, rounded + sums, sums)?;
     }
 
     let run = |o: &Operands| rms_norm(&o.x, &o.weight, EPS);
@@ -87,12 +91,16 @@ fn check(here: &Operands, gpu: &Operands) -> Result<()> {
     assert_close("rstd", &got_rstd, &rstd, sums * blown, 0.0)?;
     let gpu_rstd = there(gpu.x.device(), &rstd)?;
     let largest = rstd.to_f64()?.into_iter().fold(1.0, f64::max);
-    let got = rms_norm_backward(&gpu.dy, &gpu.x, &gpu_rstd, &gpu.weight)?;
-    let want = rms_norm_backward(&here.dy, &here.x, &rstd, &here.weight)?;
+    let got = rms_norm_backward(&gpu.dy, &gpu.x, &gpu_rstd, &gpu.weight, None)?;
+    let want = rms_norm_backward(&here.dy, &here.x, &rstd, &here.weight, None)?;
     let near = 16.0 * sums * largest * blown;
     assert_close("rms_norm, dx", &got.0, &want.0, rounded + sums, near)?;
     let far = 4.0 * columns * rows as f64 * largest;
     assert_close("rms_norm, dweight", &got.1, &want.1, columns, far)?;
-    let part = rms_norm_backward_input(&gpu.dy, &gpu.x, &gpu_rstd, &gpu.weight)?;
-    assert_close("rms_norm, dx alone", &part, &got.0, 0.0, 0.0)
+    let part = rms_norm_backward_input(&gpu.dy, &gpu.x, &gpu_rstd, &gpu.weight, None)?;
+    assert_close("rms_norm, dx alone", &part, &got.0, 0.0, 0.0)?;
+    let before = Some(&gpu.x);
+    let sum = rms_norm_backward_input(&gpu.dy, &gpu.x, &gpu_rstd, &gpu.weight, before)?;
+    let want = got.0.add(&gpu.x)?;
+    assert_close("rms_norm, dx and another gradient", &sum, &want, rounded + sums, sums)
 }

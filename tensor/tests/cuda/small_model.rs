@@ -143,7 +143,7 @@ impl Model {
         let mut dh = Tensor::empty(device, BF16, &[batch, length, inner])?;
         linear_input_gradient(&mut dh, Accum::Replace, &dpacked, &weight)?;
         let dh = dropout(&dh, 0.25, &key("dropout"), &whole)?;
-        let (dx, ..) = layer_norm_backward(&dh, &x, &mean, &rstd, &self.gain)?;
+        let (dx, ..) = layer_norm_backward(&dh, &x, &mean, &rstd, &self.gain, None)?;
         self.dtable.zero_fill()?;
         embedding_backward(&dx, &self.ids, &mut self.dtable)?;
         drop((table, weight));

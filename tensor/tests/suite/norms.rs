@@ -77,7 +77,7 @@ fn gradients_agree_with_finite_differences() -> Result<()> {
         let bias = normal(&device, DType::F64, &[width], "bias")?;
         // 0.1 keeps a row of one element from a curvature of eps^-3/2.
         let (_, mean, rstd) = layer_norm(&x, &weight, Some(&bias), 0.1)?;
-        let (dx, dw, db) = layer_norm_backward(&dy, &x, &mean, &rstd, &weight)?;
+        let (dx, dw, db) = layer_norm_backward(&dy, &x, &mean, &rstd, &weight, None)?;
         let layer =
             |x: &Tensor, w: &Tensor, b: &Tensor| dot(&layer_norm(x, w, Some(b), 0.1)?.0, &dy);
         assert_gradient("layer_norm dx", &x, &dx, |x| layer(x, &weight, &bias))?;
@@ -85,7 +85,7 @@ fn gradients_agree_with_finite_differences() -> Result<()> {
         assert_gradient("layer_norm dbias", &bias, &db, |b| layer(&x, &weight, b))?;
 
         let (_, rstd) = rms_norm(&x, &weight, 0.1)?;
-        let (dx, dw) = rms_norm_backward(&dy, &x, &rstd, &weight)?;
+        let (dx, dw) = rms_norm_backward(&dy, &x, &rstd, &weight, None)?;
         let rms = |x: &Tensor, w: &Tensor| dot(&rms_norm(x, w, 0.1)?.0, &dy);
         assert_gradient("rms_norm dx", &x, &dx, |x| rms(x, &weight))?;
         assert_gradient("rms_norm dweight", &weight, &dw, |w| rms(&x, w))?;
@@ -107,23 +107,25 @@ fn gradients_in_every_dtype_agree_with_f64() -> Result<()> {
         let each = 64.0 * dtype.accumulator().epsilon() + dtype.epsilon();
 
         let (_, mean, rstd) = layer_norm(&x, &weight, None, EPS)?;
-        let got = layer_norm_backward(&dy, &x, &mean, &rstd, &weight)?;
+        let got = layer_norm_backward(&dy, &x, &mean, &rstd, &weight, None)?;
         let (_, mean64, rstd64) = layer_norm(&x64, &weight64, None, EPS)?;
-        let want = layer_norm_backward(&dy64, &x64, &mean64, &rstd64, &weight64)?;
+        let want = layer_norm_backward(&dy64, &x64, &mean64, &rstd64, &weight64, None)?;
         assert_close("dx", &got.0, &want.0.to_f64()?, each);
         assert_close("dweight", &got.1, &want.1.to_f64()?, sums);
         assert_close("dbias", &got.2, &want.2.to_f64()?, sums);
-        let only = layer_norm_backward_input(&dy, &x, &mean, &rstd, &weight)?;
-        assert_same_bits("dx alone", &only, &got.0);
+        let only = |before| layer_norm_backward_input(&dy, &x, &mean, &rstd, &weight, before);
+        assert_same_bits("dx alone", &only(None)?, &got.0);
+        assert_same_bits("dx and another gradient", &only(Some(&x))?, &got.0.add(&x)?);
 
         let (_, rstd) = rms_norm(&x, &weight, EPS)?;
-        let got = rms_norm_backward(&dy, &x, &rstd, &weight)?;
+        let got = rms_norm_backward(&dy, &x, &rstd, &weight, None)?;
         let (_, rstd64) = rms_norm(&x64, &weight64, EPS)?;
-        let want = rms_norm_backward(&dy64, &x64, &rstd64, &weight64)?;
+        let want = rms_norm_backward(&dy64, &x64, &rstd64, &weight64, None)?;
         assert_close("dx", &got.0, &want.0.to_f64()?, each);
         assert_close("dweight", &got.1, &want.1.to_f64()?, sums);
-        let only = rms_norm_backward_input(&dy, &x, &rstd, &weight)?;
-        assert_same_bits("dx alone", &only, &got.0);
+        let only = |before| rms_norm_backward_input(&dy, &x, &rstd, &weight, before);
+        assert_same_bits("dx alone", &only(None)?, &got.0);
+        assert_same_bits("dx and another gradient", &only(Some(&x))?, &got.0.add(&x)?);
     }
     Ok(())
 }
@@ -136,12 +138,12 @@ fn bits_do_not_depend_on_threads_or_strides() -> Result<()> {
         let dy = normal(&device, DType::F32, &[300, 2, 96], "dy")?;
         let weight = normal(&device, DType::F32, &[96], "w")?;
         let (y, mean, rstd) = layer_norm(&x, &weight, Some(&weight), EPS)?;
-        let (dx, dw, db) = layer_norm_backward(&dy, &x, &mean, &rstd, &weight)?;
+        let (dx, dw, db) = layer_norm_backward(&dy, &x, &mean, &rstd, &weight, None)?;
         // The same values seen through other strides.
         let strided = |t: &Tensor| t.transpose(0, 2)?.contiguous()?.transpose(0, 2);
         let (x, dy) = (strided(&x)?, strided(&dy)?);
         assert_same_bits("y", &y, &layer_norm(&x, &weight, Some(&weight), EPS)?.0);
-        let (dx2, dw2, db2) = layer_norm_backward(&dy, &x, &mean, &rstd, &weight)?;
+        let (dx2, dw2, db2) = layer_norm_backward(&dy, &x, &mean, &rstd, &weight, None)?;
         for (a, b) in [(&dx, &dx2), (&dw, &dw2), (&db, &db2)] {
             assert_same_bits("strided", a, b);
         }
@@ -168,11 +170,11 @@ fn empty_tensors_pass() -> Result<()> {
         let weight = Tensor::full(&device, DType::F32, &dims[1..], 1.0)?;
         let (y, mean, rstd) = layer_norm(&x, &weight, Some(&weight), EPS)?;
         assert_eq!((y.dims(), mean.dims()), (&dims[..], &dims[..1]));
-        let (dx, dw, db) = layer_norm_backward(&y, &x, &mean, &rstd, &weight)?;
+        let (dx, dw, db) = layer_norm_backward(&y, &x, &mean, &rstd, &weight, None)?;
         assert_eq!((dx.dims(), dw.dims(), db.dims()), (&dims[..], &dims[1..], &dims[1..]));
         assert!(dw.to_f64()?.iter().all(|&x| x == 0.0));
         let (y, rstd) = rms_norm(&x, &weight, EPS)?;
-        assert_eq!(rms_norm_backward(&y, &x, &rstd, &weight)?.0.dims(), dims);
+        assert_eq!(rms_norm_backward(&y, &x, &rstd, &weight, None)?.0.dims(), dims);
     }
     Ok(())
 }
@@ -212,12 +214,17 @@ fn wrong_operands_are_refused_by_name() -> Result<()> {
         "rms_norm: x is a scalar, needs at least one dim"
     );
     assert_eq!(
-        rms_norm_backward(&x, &x, &weight, &weight).unwrap_err().to_string(),
+        rms_norm_backward(&x, &x, &weight, &weight, None).unwrap_err().to_string(),
         "rms_norm_backward: x [2, 4] needs rstd [2], got [4]"
     );
     assert_eq!(
-        rms_norm_backward(&weight, &x, &weight, &weight).unwrap_err().to_string(),
+        rms_norm_backward(&weight, &x, &weight, &weight, None).unwrap_err().to_string(),
         "rms_norm_backward: dy [4] is not of x's [2, 4]"
+    );
+    let rstd = x.narrow(-1, 0, 1)?.reshape(&[2])?;
+    assert_eq!(
+        rms_norm_backward(&x, &x, &rstd, &weight, Some(&weight)).unwrap_err().to_string(),
+        "rms_norm_backward: the gradient before [4] is not of x's [2, 4]"
     );
     Ok(())
 }
@@ -237,8 +244,8 @@ fn wide_weights_are_not_rounded() -> Result<()> {
         let (y, mean, rstd) = layer_norm(&x, &weight, Some(&bias), EPS)?;
         let want = layer_norm(&wide_x, &weight, Some(&bias), EPS)?.0.cast(dtype)?;
         assert_eq!((y.dtype(), y.to_f64()?), (dtype, want.to_f64()?));
-        let (dx, dw, db) = layer_norm_backward(&dy, &x, &mean, &rstd, &weight)?;
-        let want = layer_norm_backward(&wide_dy, &wide_x, &mean, &rstd, &weight)?;
+        let (dx, dw, db) = layer_norm_backward(&dy, &x, &mean, &rstd, &weight, None)?;
+        let want = layer_norm_backward(&wide_dy, &wide_x, &mean, &rstd, &weight, None)?;
         assert_eq!((dw.dtype(), db.dtype()), (DType::F32, DType::F32));
         assert_eq!((dw.to_f64()?, db.to_f64()?), (want.1.to_f64()?, want.2.to_f64()?));
         assert_eq!(dx.to_f64()?, want.0.cast(dtype)?.to_f64()?);
@@ -246,8 +253,8 @@ fn wide_weights_are_not_rounded() -> Result<()> {
         let (y, rstd) = rms_norm(&x, &weight, EPS)?;
         let want = rms_norm(&wide_x, &weight, EPS)?.0.cast(dtype)?;
         assert_eq!((y.dtype(), y.to_f64()?), (dtype, want.to_f64()?));
-        let (dx, dw) = rms_norm_backward(&dy, &x, &rstd, &weight)?;
-        let want = rms_norm_backward(&wide_dy, &wide_x, &rstd, &weight)?;
+        let (dx, dw) = rms_norm_backward(&dy, &x, &rstd, &weight, None)?;
+        let want = rms_norm_backward(&wide_dy, &wide_x, &rstd, &weight, None)?;
         assert_eq!(dw.to_f64()?, want.1.to_f64()?);
         assert_eq!(dx.to_f64()?, want.0.cast(dtype)?.to_f64()?);
 

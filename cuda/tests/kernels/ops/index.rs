@@ -94,6 +94,8 @@ fn scatters(simulator: &Simulator, dtype: DType) {
         (&[5, 7], &[4, 7], 0),
         (&[5, 7], &[5, 11], 1),
         (&[3, 4, 6], &[2, 9, 6], 1),
+        (&[3, 300], &[2, 8], 1),
+        (&[9, 70], &[8, 70], 0),
     ] {
         let (base, src) = (random(dtype, dims, 4), random(dtype, index_dims, 5));
         let index = ids(DType::U32, index_dims, dims[dim]);

@@ -7,7 +7,7 @@ use crate::support::*;
 
 pub fn check(simulator: &Simulator) {
     for dtype in FLOATS {
-        for (rows, width) in [(1, 1), (5, 7), (3, 33), (70, 64), (2, 1031), (3, 1024)] {
+        for (rows, width) in [(1, 1), (5, 7), (3, 33), (70, 64), (2, 1031), (9, 1024)] {
             for centred in [true, false] {
                 check_norm(simulator, dtype, (rows, width), centred, false);
                 check_norm(simulator, dtype, (rows, width), centred, true);
@@ -85,32 +85,42 @@ fn check_norm(
     let mean = want_mean.as_ref().map(bytes);
     let (want_dx, want_dw, want_db) = match &want_mean {
         Some(mean) => {
-            let (dx, dw, db) = layer_norm_backward(&dy, &x, mean, &want_rstd, &weight).unwrap();
+            let (dx, dw, db) =
+                layer_norm_backward(&dy, &x, mean, &want_rstd, &weight, None).unwrap();
             (dx, dw, Some(db))
         }
         None => {
-            let (dx, dw) = rms_norm_backward(&dy, &x, &want_rstd, &weight).unwrap();
+            let (dx, dw) = rms_norm_backward(&dy, &x, &want_rstd, &weight, None).unwrap();
             (dx, dw, None)
         }
     };
     let largest = want_rstd.to_f64().unwrap().into_iter().fold(1.0, f64::max);
-    let mut dx = room(dtype, rows * width);
-    let kernel = simulator
-        .kernel(&format!("{named}_backward_input"), element(dtype))
-        .input(&dy_in)
-        .input(&x_in);
-    let kernel = match &mean {
-        Some(mean) => kernel.input(mean),
-        None => kernel,
+    let run = |before: Option<&[u8]>| {
+        let mut dx = room(dtype, rows * width);
+        let kernel = simulator
+            .kernel(&format!("{named}_backward_input"), element(dtype))
+            .input(&dy_in)
+            .input(&x_in);
+        let kernel = match &mean {
+            Some(mean) => kernel.input(mean),
+            None => kernel,
+        };
+        let kernel = kernel.input(&rstd).input(&w_in);
+        let kernel = match before {
+            Some(before) => kernel.input(before),
+            None => kernel.null(),
+        };
+        kernel.output(&mut dx).value(n).value(m).run(grid, block);
+        read(dtype, &dims, &dx)
     };
-    kernel.input(&rstd).input(&w_in).output(&mut dx).value(n).value(m).run(grid, block);
+    let dx = run(None);
     // Products of two numbers up to 2 and of the rstd.
-    assert_close(
-        &format!("{what}, dx"),
-        &read(dtype, &dims, &dx),
-        &want_dx,
-        rounded + sums,
-        16.0 * sums * largest * blown,
+    let far = 16.0 * sums * largest * blown;
+    assert_close(&format!("{what}, dx"), &dx, &want_dx, rounded + sums, far);
+    assert_same(
+        &format!("{what}, dx and another gradient"),
+        &run(Some(&x_in)),
+        &dx.add(&x).unwrap(),
     );
 
     let block_rows = 32;
@@ -129,12 +139,12 @@ fn check_norm(
         .value(n)
         .value(m)
         .value(block_rows as u64)
-        .run([width.div_ceil(128), blocks, 1], [128, 1, 1]);
+        .run([width.div_ceil(256), blocks, 1], [32, 4, 1]);
     let (mut dw, mut db) = (room(acc, width), room(acc, width));
     let kernel =
         simulator.kernel("norm_backward_weights", element(dtype)).input(&partials).output(&mut dw);
     let kernel = if centred { kernel.output(&mut db) } else { kernel.null() };
-    kernel.value(blocks as u64).value(m).run([width.div_ceil(128), 1, 1], [128, 1, 1]);
+    kernel.value(blocks as u64).value(m).run([width.div_ceil(32), 1, 1], [32, 8, 1]);
     let columns = acc.epsilon() * (rows as f64 + 8.0);
     assert_close(
         &format!("{what}, dw"),

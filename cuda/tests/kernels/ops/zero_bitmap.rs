@@ -25,14 +25,14 @@ fn check_vector(simulator: &Simulator, dtype: DType, values: &[f64]) {
     let kernel = |name: &str| simulator.kernel(name, element(dtype));
     let (words, chunks) = (n.div_ceil(64), n.div_ceil(4096));
     let head = n.div_ceil(8).next_multiple_of(64);
-    let (grid, block) = elementwise(head / 8);
+    let (grid, block) = elementwise(n);
     let source = bytes(&x);
     let (mut mask, mut counts) = (vec![0_u64; head / 8], vec![0_i64; chunks]);
     let mut starts = vec![0_i64; chunks + 1];
     let masked = kernel("zero_mask").input(&source).output(&mut mask);
     masked.value(n as u64).value((head / 8) as u64).run(grid, block);
     let counted = kernel("zero_counts").input(&mask).output(&mut counts);
-    counted.value(words as u64).value(chunks as u64).run([1; 3], [256, 1, 1]);
+    counted.value(words as u64).value(chunks as u64).run([chunks.div_ceil(4), 1, 1], [32, 4, 1]);
     let summed = kernel("zero_starts").input(&counts).output(&mut starts);
     summed.value(chunks as u64).run([1; 3], [32, 1, 1]);
     let kept = values.iter().filter(|x| **x != 0.0).count();
