@@ -125,18 +125,18 @@ mod tests {
     fn a_reader_who_pauses_stops_nobody_and_gets_what_was_kept() {
         let writer = LogWriter::start(5);
         let ((pause, paused), (said, heard)) = (channel::<()>(), channel());
-        writer.run(Box::new(move || drop(paused.recv())));
+        writer.run(Box::new(move || paused.recv().unwrap_or_default()));
         let begun = Instant::now();
         for line in 0..1000 {
             let said = said.clone();
-            writer.run(Box::new(move || drop(said.send(line))));
+            writer.run(Box::new(move || said.send(line).unwrap()));
         }
         assert!(begun.elapsed() < PATIENCE && !writer.wait(Some(Duration::ZERO)));
         assert_eq!(writer.lock().lost, 995);
         drop(pause);
         assert!(writer.wait(None));
         assert_eq!(heard.try_iter().collect::<Vec<_>>(), [0, 1, 2, 3, 4]);
-        writer.run(Box::new(move || drop(said.send(7))));
+        writer.run(Box::new(move || said.send(7).unwrap()));
         assert_eq!(heard.try_recv(), Ok(7), "it is waited for again");
     }
 }

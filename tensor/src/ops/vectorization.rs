@@ -110,7 +110,7 @@ fn kernels_execute_the_instructions_of_vectors() {
             let (x, weight) =
                 (full(dtype, rows, 0.5)?, Tensor::full(device, dtype, &[WIDTH], 1.0)?);
             let (y, mean, rstd) = layer_norm(&x, &weight, None, 1e-5)?;
-            Ok(Box::new(move || layer_norm_backward(&y, &x, &mean, &rstd, &weight).map(drop)))
+            Ok(Box::new(move || layer_norm_backward(&y, &x, &mean, &rstd, &weight, None).map(drop)))
         });
         check(&format!("rms_norm {name}"), 20.0 + 20.0 * wide, &|rows| {
             let (x, weight) =
