@@ -132,6 +132,11 @@ pub fn newest_run_with(op: &'static str, file: &str, name: &str) -> Result<PathB
     Ok(found)
 }
 
+/// The error of a command that wants the checkpoints of a folder that has none.
+pub fn no_checkpoint(folder: &Path) -> Error {
+    Error::io("checkpoint", format!("'{}' holds no checkpoint", folder.display()))
+}
+
 /// The run folders `runs/NNNN` with their numbers.
 fn numbered_runs() -> Vec<(u64, PathBuf)> {
     let entries = std::fs::read_dir("runs").into_iter().flatten();

@@ -143,8 +143,73 @@ fn older_checkpoints_are_deleted_unless_a_run_goes_on() {
     assert_eq!(names(path), ["iter_0000010", "iter_0000020"]);
     let (code, text) = prune(&["--save-retain-interval", "0"]);
     assert_eq!(code, Some(2), "{text}");
-    let (code, _) = prune(&["--save-retain", "0"]);
-    assert_eq!((code, names(path)), (Some(0), vec!["iter_0000020".to_string()]));
+    let (code, text) = prune(&["--save-retain", "0"]);
+    assert_eq!((code, names(path).len()), (Some(2), 2), "{text}");
+    assert!(text.contains("--save-retain: must be positive, got 0"), "{text}");
+}
+
+#[test]
+fn damaged_checkpoints_are_never_the_ones_that_stay() {
+    let folder = folder_with_text();
+    let path = folder.path();
+    succeeded(train(path, &["--sample-length", "0", "--save-retain", "5"]));
+    let prune =
+        || ended(&ferrotron(path, &["checkpoint", "prune", "runs/0001", "--save-retain", "1"]));
+    let file = |step| path.join(format!("runs/0001/iter_{step:07}/optimizer.safetensors"));
+
+    // A checksum alone tells that the newest is damaged.
+    let whole = std::fs::read(file(20)).unwrap();
+    let mut bytes = whole.clone();
+    *bytes.last_mut().unwrap() ^= 1;
+    std::fs::write(file(20), &bytes).unwrap();
+    let (code, text) = prune();
+    assert_eq!((code, text.lines().count(), names(path).len()), (Some(1), 1, 4), "{text}");
+    assert!(text.contains("the newest checkpoint is damaged: "), "{text}");
+    assert!(text.trim_end().ends_with(": nothing was deleted"), "{text}");
+
+    // Its length tells.
+    std::fs::write(file(20), &whole[..whole.len() / 2]).unwrap();
+    let (code, text) = prune();
+    assert_eq!((code, text.matches("deleted runs").count()), (Some(0), 2), "{text}");
+    assert!(text.contains("iter_0000020' is neither counted nor deleted"), "{text}");
+    assert_eq!(names(path), ["iter_0000015", "iter_0000020"]);
+
+    // A run that goes on from the other one says so once.
+    let (load, more) = ("runs/0001/iter_0000015", ["--save", "runs/0001", "--save-retain", "1"]);
+    std::fs::rename(path.join("runs/0001/iter_0000020"), path.join("runs/0001/iter_0000010"))
+        .unwrap();
+    let (code, text) =
+        ended(&train(path, &[&["--load", load, "--train-iters", "26"], &more[..]].concat()));
+    assert_eq!((code, text.matches("neither counted nor deleted").count()), (Some(0), 1), "{text}");
+    assert_eq!(names(path), ["iter_0000010", "iter_0000026"]);
+}
+
+#[test]
+fn a_folder_without_a_checkpoint_is_not_damaged() {
+    let folder = folder_with_text();
+    let path = folder.path();
+    std::fs::create_dir_all(path.join("run/iter_0000005.tmp")).unwrap();
+    for all in [&[][..], &["--all"]] {
+        let (code, text) =
+            ended(&ferrotron(path, &[&["checkpoint", "verify", "run"], all].concat()));
+        assert_eq!(code, Some(1), "{text}");
+        assert_eq!(text, "ferrotron: checkpoint: 'run' holds no checkpoint\n");
+    }
+}
+
+/// The copy's files have other times than the run's.
+#[test]
+fn a_copy_of_a_run_goes_on_from_its_newest_checkpoint() {
+    let folder = folder_with_text();
+    let path = folder.path();
+    succeeded(train(path, &["--sample-length", "0", "--save", "run", "--save-retain", "5"]));
+    for step in [20, 10, 5, 15] {
+        let name = format!("iter_{step:07}");
+        copy_folder(&path.join("run").join(&name), &path.join("x").join(&name));
+    }
+    let (code, text) = start_or_go_on(path, &["--global-batch-size", "2", "--train-iters", "21"]);
+    assert_eq!(code, Some(0), "{text}");
+    assert!(text.contains("going on from its newest, 'x/iter_0000020'"), "{text}");
 }
 
 #[test]
@@ -154,6 +219,13 @@ fn a_run_keeps_multiples_of_an_interval() {
     let more = ["--sample-length", "0", "--save-retain", "1", "--save-retain-interval", "10"];
     succeeded(train(path, &[&more[..], &["--train-iters", "15"]].concat()));
     assert_eq!(names(path), ["iter_0000010", "iter_0000015"]);
+    let prune = ["checkpoint", "prune", "runs/0001", "--save-retain", "1"];
+    let (code, text) = ended(&ferrotron(path, &prune));
+    assert_eq!((code, names(path).len()), (Some(0), 2), "{text}");
+    assert_eq!(text, "--save-retain-interval 10, which the run remembers\n");
+    let typed = ["--save-retain-interval", "4"];
+    let (code, text) = ended(&ferrotron(path, &[&prune[..], &typed].concat()));
+    assert_eq!((code, text), (Some(0), "deleted runs/0001/iter_0000010\n".into()));
 }
 
 /// Trains with one and the same command line.

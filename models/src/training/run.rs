@@ -333,6 +333,7 @@ impl<M: Model> Run<'_, M> {
         if let Some(folder) = published.filter(|_| self.first) {
             self.observer.saved(&folder);
         }
+        self.saving.new_damage().for_each(|line| self.observer.warning(line));
     }
 
     /// Finds the slowest ranks since the last call, and warns of those for which others wait.

@@ -1,13 +1,14 @@
 //! `ferrotron checkpoint`: a run's checkpoints listed, verified, compared and deleted.
 
+mod prune;
+
 use clap::{Args, Subcommand};
 use ferrotron::models::bert::Bert;
 use ferrotron::models::checkpoint::{
-    Checkpoint, CheckpointSummary, Comparison, Retention, TensorDifference, TensorDifferenceKind,
-    Tolerance, clean, list,
+    Checkpoint, CheckpointSummary, Comparison, TensorDifference, TensorDifferenceKind, Tolerance,
+    list,
 };
 use ferrotron::models::gpt::Gpt;
-use ferrotron::models::run_lock::RunLock;
 use ferrotron::models::trainer::Model;
 use ferrotron::{Error, Result};
 use serde_json::{Value, json};
@@ -15,7 +16,9 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::SystemTime;
 
+use crate::cli::run_folder::no_checkpoint;
 use crate::cli::{bytes, output, run_folder};
+use prune::{PruneArgs, prune};
 
 /// Exit code for checkpoints that differ, as diff(1) has it.
 const DIFFERENT: u8 = 1;
@@ -65,19 +68,7 @@ enum Action {
         json: bool,
     },
     /// Delete a run's older checkpoints; the one that `latest` names always stays
-    Prune {
-        /// Run folder
-        run: PathBuf,
-        /// Checkpoints, of those written last, that stay
-        #[arg(long, value_name = "N", default_value_t = 2)]
-        save_retain: usize,
-        /// Keep besides every checkpoint whose step is a multiple of N
-        #[arg(long, value_name = "N")]
-        save_retain_interval: Option<u64>,
-        /// Only print what would be deleted
-        #[arg(long)]
-        dry_run: bool,
-    },
+    Prune(PruneArgs),
 }
 
 /// Does what `args` asks for.
@@ -92,10 +83,7 @@ pub fn checkpoint(args: &CheckpointArgs) -> Result<ExitCode> {
                 Ok(ExitCode::from(TROUBLE))
             });
         }
-        Action::Prune { run, save_retain, save_retain_interval, dry_run } => {
-            let retention = Retention { last: *save_retain, interval: *save_retain_interval };
-            prune(run, retention, *dry_run)
-        }
+        Action::Prune(args) => prune(args),
     }
     .map(|()| ExitCode::SUCCESS)
 }
@@ -111,8 +99,7 @@ fn ls(run: &Path, as_json: bool) -> Result<()> {
         return Ok(());
     }
     if entries.is_empty() {
-        let message = format!("'{}' holds no checkpoint", run.display());
-        return Err(Error::io("checkpoint", message));
+        return Err(no_checkpoint(run));
     }
     output::line(&format!(
         "{:<20} {:<20} {:>10} {:>14}  {:<5}  {:<9}",
@@ -174,35 +161,49 @@ fn verify(paths: &[PathBuf], all: bool) -> Result<()> {
             let message = format!("there is no '{}': name a checkpoint or a run", path.display());
             return Err(Error::io("checkpoint", message));
         }
-        match all && !path.join("index.json").exists() {
-            true => {
-                let whole = list(&path)?.into_iter().map(|entry| entry.folder);
-                let whole: Vec<PathBuf> =
-                    whole.filter(|folder| folder.extension().is_none()).collect();
-                if whole.is_empty() {
-                    let message = format!("'{}' holds no checkpoint", path.display());
-                    return Err(Error::io("checkpoint", message));
-                }
-                checkpoints.extend(whole);
-            }
+        let is_run = !path.join("index.json").exists() && !name(&path).starts_with("iter_");
+        if !is_run || (!all && path.join("latest").exists()) {
+            checkpoints.push(path);
+            continue;
+        }
+        let whole = list(&path)?.into_iter().map(|entry| entry.folder);
+        let whole: Vec<PathBuf> = whole.filter(|folder| folder.extension().is_none()).collect();
+        match whole.is_empty() {
+            true => return Err(no_checkpoint(&path)),
+            false if all => checkpoints.extend(whole),
             false => checkpoints.push(path),
         }
     }
-    let mut damaged = 0;
+    let (mut read, mut damaged) = (0, 0);
     for path in &checkpoints {
-        match Checkpoint::open(path) {
+        match open_current(path) {
             Ok(checkpoint) => output::line(&format!("{}: ok", checkpoint.folder().display())),
+            // A run that saves meanwhile has deleted it.
+            Err(_) if !path.exists() => continue,
             Err(error) => {
                 damaged += 1;
                 output::line(&format!("{}: {}", path.display(), error.context()));
             }
         }
+        read += 1;
     }
-    match damaged {
-        0 => Ok(()),
-        _ => {
-            let message = format!("{damaged} of {} checkpoints are damaged", checkpoints.len());
-            Err(Error::io("checkpoint", message))
+    let message = match damaged {
+        0 if read > 0 => return Ok(()),
+        0 => "all checkpoints were deleted before they were read".into(),
+        _ => format!("{damaged} of {read} checkpoints are damaged"),
+    };
+    Err(Error::io("checkpoint", message))
+}
+
+/// Opens a checkpoint or the latest of a run, again if another has become the latest meanwhile: a run that saves deletes
+/// the one before.
+fn open_current(path: &Path) -> Result<Checkpoint> {
+    loop {
+        let latest = || std::fs::read(path.join("latest")).ok();
+        let before = latest();
+        let opened = Checkpoint::open(path);
+        if opened.is_ok() || latest() == before {
+            return opened;
         }
     }
 }
@@ -263,36 +264,4 @@ fn difference(tensor: &TensorDifference, folders: [&Path; 2]) -> String {
             )
         }
     }
-}
-
-fn prune(run: &Path, retention: Retention, dry_run: bool) -> Result<()> {
-    if retention.interval == Some(0) {
-        return Err(Error::config("--save-retain-interval", "must be positive, got 0"));
-    }
-    if list(run)?.is_empty() {
-        let message = format!("'{}' holds no checkpoint", run.display());
-        return Err(Error::io("checkpoint", message));
-    }
-    // A running training deletes its own.
-    let lock = if dry_run { None } else { Some(RunLock::acquire(run)?) };
-    if let Some(warning) = lock.as_ref().and_then(RunLock::warning) {
-        output::note(&format!("warning: {warning}"));
-    }
-    if !run.join("latest").exists() {
-        let message = format!("'{}' has no file latest: nothing was deleted", run.display());
-        return Err(Error::io("checkpoint", message));
-    }
-    let superseded = retention.superseded(run);
-    let verb = if dry_run { "would delete" } else { "deleted" };
-    // What a killed run has left, half-written or half-deleted.
-    let is_rest = |folder: &PathBuf| folder.extension().is_some();
-    let rests: Vec<PathBuf> =
-        list(run)?.into_iter().map(|entry| entry.folder).filter(is_rest).collect();
-    if !dry_run {
-        retention.apply(run)?;
-        clean(run)?;
-    }
-    let deleted = rests.iter().chain(&superseded);
-    deleted.for_each(|folder| output::line(&format!("{verb} {}", folder.display())));
-    Ok(())
 }

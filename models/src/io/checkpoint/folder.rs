@@ -10,15 +10,19 @@
 //! A folder gets its final name by one rename, after the disk has all of its files, and `latest` is
 //! replaced by another: at any moment `latest` names a finished checkpoint.
 
+use std::cmp::Reverse;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
-use std::time::SystemTime;
+use std::time::Duration;
 
-use super::index::INDEX;
+use super::{CONFIG, SAVED};
 use crate::io::checked_file::{Fault, cannot, write_bytes};
 
 /// Name of the file that names the checkpoint to resume from.
 pub(super) const LATEST: &str = "latest";
+
+/// Seconds since 1970 that no clock shows: the year 5138.
+const END_OF_TIMES: f64 = 1e11;
 
 const TEMPORARY: &str = ".tmp";
 const OLD: &str = ".old";
@@ -119,16 +123,28 @@ impl Drop for Staging {
 /// The finished checkpoints of `dir`, last written first.
 pub fn list(dir: &Path) -> Vec<PathBuf> {
     let Ok(entries) = fs::read_dir(dir) else { return Vec::new() };
-    let mut found: Vec<(SystemTime, PathBuf)> = entries
+    let mut found: Vec<PathBuf> = entries
         .filter_map(|entry| {
             let entry = entry.ok()?;
-            let written = entry.path().join(INDEX).metadata().ok()?.modified().ok()?;
-            is_name(entry.file_name().to_str()?).then(|| (written, entry.path()))
+            is_name(entry.file_name().to_str()?).then(|| entry.path())
         })
         .collect();
-    // Clocks may be coarse; of two in the same instant the higher step is the later one.
-    found.sort_unstable_by(|a, b| b.cmp(a));
-    found.into_iter().map(|(_, path)| path).collect()
+    found.sort_by_cached_key(|folder| Reverse(age(folder)));
+    found
+}
+
+/// The time of saving and the step of a checkpoint: the larger, the newer. A run that went back to an earlier step saves
+/// lower numbers later, so time decides; earlier versions recorded none. Times of files are those of a copy.
+pub(super) fn age(folder: &Path) -> (Option<Duration>, Option<u64>) {
+    (saved(folder), step(folder))
+}
+
+/// The time of saving that a checkpoint records, since 1970.
+pub(super) fn saved(folder: &Path) -> Option<Duration> {
+    let config = fs::read(folder.join(CONFIG)).ok()?;
+    let config: serde_json::Value = serde_json::from_slice(&config).ok()?;
+    let seconds = config.get(SAVED)?.as_f64().filter(|seconds| *seconds < END_OF_TIMES)?;
+    Duration::try_from_secs_f64(seconds).ok()
 }
 
 /// Deletes a checkpoint; killed halfway, it leaves rubbish that is known as such.

@@ -329,7 +329,7 @@ impl std::fmt::Display for Checkpoint {
 }
 
 /// Reads one of the small files beside the tensors; all ranks need them.
-fn document<T: DeserializeOwned>(
+pub(super) fn document<T: DeserializeOwned>(
     folder: &Path,
     index: &Index,
     file: &str,

@@ -4,7 +4,8 @@
 //! <save>/latest                             "iter_0000100", replaced last
 //! <save>/iter_0000100/model.safetensors     the weights, an ordinary safetensors file
 //!                     optimizer.safetensors the moments, as optimizer.exp_avg.<name> and so on
-//!                     config.json           {"architecture": its name, "model": its configuration, "run": what the run wants to keep}
+//!                     config.json           {"architecture": its name, "model": its configuration, "run": what the run wants to keep,
+//!                                            "saved": the time in seconds since 1970}
 //!                     progress.json         TrainState
 //!                     tokenizer.json        if there is a tokenizer
 //!                     index.json            every file's size and CRC-32, every tensor's pieces
@@ -71,7 +72,7 @@ pub use load::Checkpoint;
 pub use pending_save::PendingSave;
 pub(crate) use pending_save::lower_priority;
 pub use processor::{processor_change, record_processor};
-pub use retention::{Retention, clean};
+pub use retention::{Retention, RetentionPlan, clean};
 pub use save::{Snapshot, allocate_buffers, save, save_async};
 pub use saved_model::SavedModel;
 pub use shards::{LocalShard, Moments};
@@ -121,6 +122,9 @@ const CONFIG: &str = "config.json";
 const PROGRESS: &str = "progress.json";
 const TOKENIZER: &str = "tokenizer.json";
 
+/// The field of `config.json` with the time at which the save began, in seconds since 1970.
+const SAVED: &str = "saved";
+
 /// Moments are stored under this prefix and their own name, dot by dot, before the parameter's name.
 const OPTIMIZER: &str = "optimizer";
 
@@ -137,6 +141,8 @@ fn is_moment(name: &str) -> bool {
 mod layout_tests;
 #[cfg(test)]
 mod pending_save_tests;
+#[cfg(test)]
+mod retention_tests;
 #[cfg(test)]
 mod shared_load_tests;
 #[cfg(test)]

@@ -4,13 +4,14 @@ use ferrotron_parallel::collective::Group;
 use ferrotron_tensor::{Error, Result};
 use serde_json::json;
 use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use super::folder::{self, Staging};
 use super::pending_save::{Documents, PendingSave, Writes, refused};
 use super::rank_files::RankFiles;
 use super::shards::{LocalShard, Moments};
 use super::snapshot_buffers::SnapshotBuffers;
-use super::{CONFIG, OPTIMIZER, PROGRESS, SavedModel, TOKENIZER, TrainState};
+use super::{CONFIG, OPTIMIZER, PROGRESS, SAVED, SavedModel, TOKENIZER, TrainState};
 use crate::io::checked_file::Fault;
 use crate::io::tokenizer::Tokenizer;
 
@@ -204,7 +205,13 @@ fn documents(snapshot: &Snapshot) -> std::result::Result<Documents, Fault> {
     let Snapshot { model, progress, tokenizer, run, moments, .. } = snapshot;
     let mut progress = (*progress).clone();
     progress.optimizer_steps = moments.as_ref().map_or(progress.optimizer_steps, |m| m.steps);
-    let config = json!({"architecture": model.architecture, "model": model.config, "run": run});
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let config = json!({
+        "architecture": model.architecture,
+        "model": model.config,
+        "run": run,
+        SAVED: now.as_secs_f64(),
+    });
     let pretty = |value: &serde_json::Value| {
         serde_json::to_string_pretty(value).map_err(|error| error.to_string())
     };

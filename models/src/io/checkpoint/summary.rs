@@ -8,8 +8,9 @@ use std::time::SystemTime;
 
 use super::folder;
 use super::index::{INDEX, Index};
-use super::is_moment;
+use super::load::document;
 use super::slices::numel;
+use super::{CONFIG, is_moment};
 use crate::io::checked_file::{Fault, cannot};
 
 /// An entry of a run's folder: a checkpoint, or the remains of one.
@@ -19,11 +20,12 @@ pub struct CheckpointSummary {
     pub folder: PathBuf,
     /// The step in its name.
     pub step: u64,
-    /// Time at which the last file of it was written.
+    /// Time at which it was saved, or its last file written where it records none.
     pub written: SystemTime,
     /// Whether `latest` names it.
     pub latest: bool,
-    /// Its contents, or why they cannot be loaded: headers and lengths are looked at, checksums are not compared.
+    /// Its contents, or why they cannot be loaded: headers and lengths are looked at, checksums of
+    /// tensors are not compared.
     pub contents: std::result::Result<CheckpointContents, String>,
 }
 
@@ -42,7 +44,8 @@ pub struct CheckpointContents {
     pub optimizer: bool,
 }
 
-/// Lists the checkpoints of a run's folder, first written first, those that are being written or deleted last.
+/// Lists the checkpoints of a run's folder, first written first, those that are being written or deleted last. One that
+/// is deleted meanwhile is left out.
 ///
 /// # Errors
 /// A folder that cannot be read.
@@ -57,30 +60,41 @@ pub fn list(dir: &Path) -> Result<Vec<CheckpointSummary>> {
         let whole = path.extension().is_none();
         let stamp =
             if whole && path.join(INDEX).exists() { path.join(INDEX) } else { path.clone() };
-        let written = stamp.metadata().and_then(|metadata| metadata.modified());
+        let age = folder::age(&path);
+        let recorded = age.0.filter(|_| whole).map(|saved| SystemTime::UNIX_EPOCH + saved);
+        let written = recorded.or_else(|| stamp.metadata().ok()?.modified().ok());
         let contents = match whole {
             true => contents(&path),
             false => {
                 Err("incomplete: it is being written or deleted, or a killed run left it".into())
             }
         };
-        found.push(CheckpointSummary {
+        if !path.exists() {
+            continue;
+        }
+        let summary = CheckpointSummary {
             step,
             written: written.unwrap_or(SystemTime::UNIX_EPOCH),
             latest: latest.is_some() && path.file_name() == latest.as_deref().map(OsStr::new),
             contents,
             folder: path,
-        });
+        };
+        found.push(((!whole, age, summary.folder.clone()), summary));
     }
-    found.sort_by_key(|entry| {
-        (entry.folder.extension().is_some(), entry.written, entry.folder.clone())
-    });
-    Ok(found)
+    found.sort_by(|(a, _), (b, _)| a.cmp(b));
+    Ok(found.into_iter().map(|(_, summary)| summary).collect())
+}
+
+/// The index of a checkpoint, after a look at what can be read soon: lengths, headers and the configuration.
+pub(super) fn inspect(folder: &Path) -> std::result::Result<Index, Fault> {
+    let mut index = Index::read(folder)?;
+    index.verify_headers(folder)?;
+    let _: serde_json::Value = document(folder, &index, CONFIG)?;
+    Ok(index)
 }
 
 fn contents(folder: &Path) -> std::result::Result<CheckpointContents, Fault> {
-    let mut index = Index::read(folder)?;
-    index.verify_headers(folder)?;
+    let index = inspect(folder)?;
     Ok(CheckpointContents {
         bytes: index.files.values().map(|record| record.bytes).sum(),
         files: index.files.len(),

@@ -267,27 +267,6 @@ fn what_a_killed_process_left_is_ignored_and_cleaned_up() -> Result<()> {
 }
 
 #[test]
-fn the_newest_are_kept_and_the_same_step_replaced() -> Result<()> {
-    let dir = tempfile::tempdir().unwrap();
-    let mut run = Run::new(&config(), 1)?;
-    for step in [300, 100, 101, 102, 102] {
-        run.step(step)?;
-        run.save(dir.path(), step)?;
-    }
-    Retention { last: 2, interval: None }.apply(dir.path())?;
-    let mut left: Vec<String> = fs::read_dir(dir.path())
-        .unwrap()
-        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
-        .collect();
-    left.sort();
-    assert_eq!(left, ["iter_0000101", "iter_0000102", "latest"]);
-    assert_eq!(Checkpoint::open(dir.path())?.progress().optimizer_steps, 5);
-    Retention { last: 0, interval: None }.apply(dir.path())?;
-    assert_eq!(Checkpoint::open(dir.path())?.progress().step, 102);
-    Ok(())
-}
-
-#[test]
 fn a_folder_that_cannot_be_written_is_named() -> Result<()> {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("file");

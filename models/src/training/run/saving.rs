@@ -1,12 +1,13 @@
 //! The checkpoints of a run: which step was saved, and the one that is being written.
 
 use ferrotron_tensor::{Error, Result};
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use super::config::RunConfig;
-use crate::io::checkpoint::{PendingSave, folder_name, lower_priority};
+use crate::io::checkpoint::{PendingSave, RetentionPlan, folder_name, lower_priority};
 use crate::io::tokenizer::Tokenizer;
 use crate::training::trainer::{Model, SaveMode, Trainer};
 
@@ -18,7 +19,9 @@ pub(super) struct Saving<'a> {
     first: bool,
     pending: Option<PendingSave>,
     /// Deletes superseded checkpoints while training goes on.
-    deleting: Option<JoinHandle<Result<()>>>,
+    deleting: Option<JoinHandle<Result<RetentionPlan>>>,
+    /// A line for each checkpoint that cannot be loaded, and whether it was told.
+    damaged: BTreeMap<String, bool>,
     /// The step that was saved last, and where.
     saved: Option<(u64, PathBuf)>,
 }
@@ -44,7 +47,8 @@ impl<'a> Saving<'a> {
             own.is_some() && own == real(loaded)
         };
         let saved = config.loaded.as_ref().filter(is_here).map(|loaded| (done, loaded.clone()));
-        Saving { config, tokenizer, first, pending: None, deleting: None, saved }
+        let damaged = BTreeMap::new();
+        Saving { config, tokenizer, first, pending: None, deleting: None, damaged, saved }
     }
 
     /// The folder of the last checkpoint of `step`, if it is published.
@@ -119,14 +123,28 @@ impl<'a> Saving<'a> {
 
     /// Waits until superseded checkpoints are deleted: a save that begins removes what looks half deleted.
     fn finish_deleting(&mut self) -> Result<()> {
-        let failed = || Error::value("checkpoint", "a thread that deletes has failed");
-        let deleted = self.deleting.take().map(|thread| thread.join().map_err(|_| failed())?);
-        deleted.unwrap_or(Ok(()))
+        let failed = |_| Error::value("checkpoint", "a thread that deletes has failed");
+        if let Some(thread) = self.deleting.take() {
+            self.note_damage(thread.join().map_err(failed)??);
+        }
+        Ok(())
+    }
+
+    fn note_damage(&mut self, deleted: RetentionPlan) {
+        for line in deleted.damaged {
+            self.damaged.entry(line).or_default();
+        }
+    }
+
+    /// Lines about checkpoints that cannot be loaded, each once.
+    pub fn new_damage(&mut self) -> impl Iterator<Item = &str> {
+        let damaged = self.damaged.iter_mut();
+        damaged.filter_map(|(line, told)| (!std::mem::replace(told, true)).then_some(line.as_str()))
     }
 
     fn publish(&mut self, step: u64, folder: PathBuf) -> Result<PathBuf> {
         if self.first {
-            self.config.retention.apply(&self.config.folder)?;
+            self.note_damage(self.config.retention.apply(&self.config.folder)?);
         }
         self.saved = Some((step, folder.clone()));
         Ok(folder)
@@ -142,8 +160,8 @@ impl Drop for Saving<'_> {
 
 /// Runs `work` in a thread to which training does not give way.
 fn in_background(
-    work: impl FnOnce() -> Result<()> + Send + 'static,
-) -> Result<JoinHandle<Result<()>>> {
+    work: impl FnOnce() -> Result<RetentionPlan> + Send + 'static,
+) -> Result<JoinHandle<Result<RetentionPlan>>> {
     let run = || {
         lower_priority();
         work()
