@@ -332,3 +332,20 @@ fn completions_know_the_options() {
         assert_eq!(output.status.code(), Some(2), "{}", message(&output));
     }
 }
+
+/// What is off without being given can be switched off again.
+#[test]
+fn remembered_values_are_switched_off_by_zero() {
+    let folder = folder_with_text();
+    let path = folder.path();
+    let start = "--save run --save-retain-interval 5 --loss-spike-factor 9 --on-bad-step skip";
+    succeeded(train(path, &start.split(' ').collect::<Vec<_>>()));
+    let off = "save_retain_interval = 0\n";
+    std::fs::write(path.join("off.toml"), off).unwrap();
+    let output = resume(path, 21, &["--config", "off.toml", "--loss-spike-factor", "0"]);
+    let told = message(&output);
+    succeeded(output);
+    let want = "changed since the checkpoint: --loss-spike-factor 0 (was 9), --save-retain-interval 0 (was 5), \
+        --train-iters 21 (was 20)\n";
+    assert!(told.contains(want), "{told}");
+}

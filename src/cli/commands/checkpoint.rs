@@ -71,9 +71,9 @@ enum Action {
         /// Checkpoints, of those written last, that stay
         #[arg(long, value_name = "N", default_value_t = 2)]
         save_retain: usize,
-        /// Keep besides every checkpoint whose step is a multiple of N
-        #[arg(long, value_name = "N")]
-        save_retain_interval: Option<u64>,
+        /// Keep besides every checkpoint whose step is a multiple of N; 0 keeps none
+        #[arg(long, value_name = "N", default_value_t = 0)]
+        save_retain_interval: u64,
         /// Only print what would be deleted
         #[arg(long)]
         dry_run: bool,
@@ -93,7 +93,8 @@ pub fn checkpoint(args: &CheckpointArgs) -> Result<ExitCode> {
             });
         }
         Action::Prune { run, save_retain, save_retain_interval, dry_run } => {
-            let retention = Retention { last: *save_retain, interval: *save_retain_interval };
+            let interval = Some(*save_retain_interval).filter(|interval| *interval > 0);
+            let retention = Retention { last: *save_retain, interval };
             prune(run, retention, *dry_run)
         }
     }
@@ -266,9 +267,6 @@ fn difference(tensor: &TensorDifference, folders: [&Path; 2]) -> String {
 }
 
 fn prune(run: &Path, retention: Retention, dry_run: bool) -> Result<()> {
-    if retention.interval == Some(0) {
-        return Err(Error::config("--save-retain-interval", "must be positive, got 0"));
-    }
     if list(run)?.is_empty() {
         let message = format!("'{}' holds no checkpoint", run.display());
         return Err(Error::io("checkpoint", message));
