@@ -13,6 +13,7 @@ use serde_json::Value;
 use super::args::train::TrainArgs;
 use super::definition::Definition;
 use super::options::Options;
+use super::options::changed;
 use super::options::imported::{Imported, check_task};
 use super::options::remembered;
 use super::options::remembered::{MAY_DIFFER, canonical, same_number};
@@ -50,7 +51,7 @@ impl Configuration {
             notes
                 .push(format!("going on from step {} of {checkpoint}", checkpoint.progress().step));
             notes.extend(remembered::ignored_line(checkpoint, definition)?);
-            notes.extend(remembered::changed_line(&given, checkpoint, definition)?);
+            notes.extend(changed::line(&given, checkpoint, definition)?);
             check_task(&given, checkpoint)?;
         }
         let imported = if resumed.is_none() { Imported::find(&given)? } else { None };

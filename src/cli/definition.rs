@@ -1,7 +1,7 @@
 //! The definition of the command line, by which options of any source are read.
 
 use clap::builder::Resettable;
-use clap::{ArgAction, ArgMatches, value_parser};
+use clap::{Arg, ArgAction, ArgMatches, value_parser};
 use ferrotron::Result;
 use std::ffi::OsString;
 
@@ -74,6 +74,18 @@ impl Definition {
         let matches = self.whole().try_get_matches_from(words);
         let refuse = |error| usage::refuse(&error, &format!("ferrotron {name}"));
         matches.map_err(|error| options.name_sources(refuse(error)))
+    }
+}
+
+/// The help of an option in one line, and the default that stands at the end of it, if one does.
+pub fn help_and_default(arg: &Arg) -> (String, Option<String>) {
+    let help = arg.get_help().map_or(String::new(), |help| help.to_string());
+    let help = help.split_whitespace().collect::<Vec<_>>().join(" ");
+    match help.split_once(" [default: ") {
+        Some((help, default)) => {
+            (help.to_string(), Some(default.trim_end_matches(']').to_string()))
+        }
+        None => (help, None),
     }
 }
 

@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use std::path::PathBuf;
 
 use super::Cli;
-use super::definition::Definition;
+use super::definition::{Definition, help_and_default};
 use clap::CommandFactory;
 
 const BEGIN: &str = "<!-- options: ";
@@ -28,7 +28,7 @@ fn options(subcommand: &str, heading: Option<&str>) -> Vec<Arg> {
 fn table(options: &[Arg]) -> String {
     let mut text = String::from("| option | default | meaning |\n|---|---|---|\n");
     for arg in options {
-        let (help, default) = help_and_default(arg);
+        let (help, default) = meaning_and_default(arg);
         text +=
             &format!("| `{}` | {default} | {help} |\n", flag_and_value(arg)).replace("|  |", "| |");
     }
@@ -54,18 +54,14 @@ fn flag_and_value(arg: &Arg) -> String {
     format!("{name} {value}{several}").trim_start().to_string()
 }
 
-/// The `--help` text of an option, and its default, which may stand at the end of that text in words.
-fn help_and_default(arg: &Arg) -> (String, String) {
-    let help = arg.get_help().map_or(String::new(), |help| help.to_string());
-    let help = help.split_whitespace().collect::<Vec<_>>().join(" ").replace('|', "\\|");
-    if let Some((help, default)) = help.split_once(" [default: ") {
-        let default = default.strip_suffix(']').expect("the default at the end");
-        return (help.to_string(), default.to_string());
-    }
+/// The help of an option, and its default.
+fn meaning_and_default(arg: &Arg) -> (String, String) {
+    let (help, in_words) = help_and_default(arg);
     let defaults = arg.get_default_values().iter().map(|value| value.to_string_lossy());
-    let defaults = defaults.collect::<Vec<_>>().join(" ");
+    let defaults = || defaults.collect::<Vec<_>>().join(" ");
     let is_flag = arg.get_num_args().is_some_and(|count| count.min_values() == 0);
-    (help, if is_flag { String::new() } else { defaults })
+    let default = if is_flag { String::new() } else { in_words.unwrap_or_else(defaults) };
+    (help.replace('|', "\\|"), default.replace('|', "\\|"))
 }
 
 /// The page with the tables that the definitions make, and which tables it has.

@@ -5,6 +5,7 @@
 //! that names, values, defaults and conflicts are checked in one place.
 
 pub(super) mod absent;
+pub(super) mod changed;
 pub(super) mod config_file;
 pub(super) mod imported;
 pub(super) mod merged;

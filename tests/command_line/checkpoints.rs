@@ -141,11 +141,11 @@ fn older_checkpoints_are_deleted_unless_a_run_goes_on() {
     let (code, text) = prune(&["--save-retain", "1", "--save-retain-interval", "10"]);
     assert_eq!((code, text.matches("deleted ").count()), (Some(0), 4), "{text}");
     assert_eq!(names(path), ["iter_0000010", "iter_0000020"]);
-    let (code, text) = prune(&["--save-retain-interval", "0"]);
-    assert_eq!(code, Some(2), "{text}");
     let (code, text) = prune(&["--save-retain", "0"]);
     assert_eq!((code, names(path).len()), (Some(2), 2), "{text}");
     assert!(text.contains("--save-retain: must be positive, got 0"), "{text}");
+    let (code, text) = prune(&["--save-retain", "1", "--save-retain-interval", "0"]);
+    assert_eq!((code, names(path)), (Some(0), vec!["iter_0000020".to_string()]), "{text}");
 }
 
 #[test]
@@ -283,6 +283,7 @@ fn a_run_ends_when_its_time_is_over() {
     let folder = folder_with_text();
     let path = folder.path();
     let over = ["--train-iters", "100000000", "--exit-duration-in-mins", "0.02"];
+    let over = [&over[..], &["--distributed-timeout-minutes", "0.5"]].concat();
     for nproc in ["1", "2"] {
         let (code, text) = start_or_go_on(path, &[&over[..], &["--nproc", nproc]].concat());
         assert_eq!(code, Some(0), "{text}");
@@ -291,6 +292,9 @@ fn a_run_ends_when_its_time_is_over() {
     let (code, text) = start_or_go_on(path, &["--exit-duration-in-mins", "0"]);
     assert_eq!(code, Some(2), "{text}");
     assert!(text.contains("--exit-duration-in-mins: must be positive, got 0"), "{text}");
+    let (code, text) = start_or_go_on(path, &["--distributed-timeout-minutes", "0"]);
+    assert_eq!(code, Some(2), "{text}");
+    assert!(text.contains("must be a number of minutes from 0.01 to 525600"), "{text}");
 }
 
 /// Ranks that hold the same state each write a share of it: no file is larger than an equal share and one tensor.

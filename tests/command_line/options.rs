@@ -332,3 +332,42 @@ fn completions_know_the_options() {
         assert_eq!(output.status.code(), Some(2), "{}", message(&output));
     }
 }
+
+/// What is off without being given can be switched off again.
+#[test]
+fn remembered_values_are_switched_off_by_zero() {
+    let folder = folder_with_text();
+    let path = folder.path();
+    let start = "--save run --save-retain-interval 5 --loss-spike-factor 9 --on-bad-step skip";
+    succeeded(train(path, &start.split(' ').collect::<Vec<_>>()));
+    let off = "save_retain_interval = 0\n";
+    std::fs::write(path.join("off.toml"), off).unwrap();
+    let output = resume(path, 21, &["--config", "off.toml", "--loss-spike-factor", "0"]);
+    let told = message(&output);
+    succeeded(output);
+    let want = "changed since the checkpoint: --loss-spike-factor 0 (was 9), --save-retain-interval 0 (was 5), \
+        --train-iters 21 (was 20)\n";
+    assert!(told.contains(want), "{told}");
+}
+
+#[test]
+fn what_changes_since_the_checkpoint_is_named_and_nothing_else() {
+    let folder = folder_with_text();
+    let path = folder.path();
+    succeeded(train(path, &["--save", "run", "--bf16", "--global-batch-size", "4"]));
+    let defaults = "--lr 0.001 --seed 1234 --nproc 1 --num-query-groups 2 --ema-decay 0";
+    let told = message(&resume(path, 20, &defaults.split(' ').collect::<Vec<_>>()));
+    assert!(!told.contains("changed since"), "{told}");
+    let told = message(&resume(path, 21, &["--dtype", "f32", "--weight-decay", "0.2"]));
+    let want = "changed since the checkpoint: --dtype f32 (was bf16), --train-iters 21 (was 20), \
+        --weight-decay 0.2 (was 0.1, the default)\n";
+    assert!(told.contains(want), "{told}");
+    let samples = ["train", "--load", "run", "--train-samples", "88"];
+    let told = message(&ferrotron(path, &samples));
+    assert!(told.contains("--train-samples 88 (was --train-iters 21)\n"), "{told}");
+    let told = message(&resume(path, 24, &["--nproc", "4", "--micro-batch-size", "4"]));
+    assert!(
+        told.contains("= 16: use 16, for example, or keep it with --micro-batch-size 1"),
+        "{told}"
+    );
+}

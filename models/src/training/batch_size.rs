@@ -48,6 +48,20 @@ impl Default for BatchSizeConfig {
     }
 }
 
+impl BatchSizeConfig {
+    /// The largest micro-batch size below the chosen one that leaves all batches as they were given, if there is one.
+    fn smaller_micro_batch(&self) -> Option<usize> {
+        let global = self.global_batch_size?;
+        let rampup = self.rampup.map(|rampup| [rampup.start, rampup.increment]);
+        let batches = rampup.into_iter().flatten().chain([global]);
+        let fits = |micro: usize, batch| {
+            batch > 0 && usize::is_multiple_of(batch, micro * self.data_parallel_size)
+        };
+        let smaller = 1..self.micro_batch_size.min(global / self.data_parallel_size + 1);
+        smaller.rev().find(|micro| batches.clone().all(|batch| fits(*micro, batch)))
+    }
+}
+
 /// Validated batch sizes. Sizes that vary are functions of the consumed samples.
 ///
 /// ```
@@ -109,9 +123,12 @@ impl BatchSize {
                 let down = value / unit * unit;
                 let up = down.saturating_add(unit);
                 let near = if down == 0 { up.to_string() } else { format!("{down} or {up}") };
+                let keep = config.smaller_micro_batch().map_or(String::new(), |micro| {
+                    format!(", or keep it with --micro-batch-size {micro}")
+                });
                 return Err(refuse(format!(
                     "{name} {value} is not a multiple of --micro-batch-size {micro} x data-parallel size \
-                     {data_parallel_size} = {unit}: use {near}, for example"
+                     {data_parallel_size} = {unit}: use {near}, for example{keep}"
                 )));
             }
             Ok(())
@@ -297,9 +314,21 @@ mod tests {
             (sizes(0, 1, None, None), "--micro-batch-size 0"),
             (sizes(1, 0, None, None), "data-parallel size 0"),
             (sizes(4, 1, Some(0), None), "--global-batch-size 0 is not a multiple"),
-            (sizes(8, 1, Some(4), None), "= 8: use 8, for example"),
+            (
+                sizes(8, 1, Some(4), None),
+                "= 8: use 8, for example, or keep it with --micro-batch-size 4",
+            ),
+            (
+                sizes(4, 2, Some(20), None),
+                "use 16 or 24, for example, or keep it with --micro-batch-size 2",
+            ),
+            (sizes(4, 4, Some(30), None), "use 16 or 32, for example"),
             (sizes(usize::MAX, 2, None, None), "overflows"),
-            (sizes(4, 2, Some(32), Some((4, 8, 100))), "start 4 is not a multiple"),
+            (
+                sizes(4, 2, Some(32), Some((4, 8, 100))),
+                "start 4 is not a multiple of --micro-batch-size 4 x data-parallel size 2 = 8: use 8, for example, or \
+                 keep it with --micro-batch-size 2",
+            ),
             (sizes(4, 2, Some(32), Some((8, 0, 100))), "increment 0 is not a multiple"),
             (
                 sizes(4, 2, Some(32), Some((8, 16, 100))),

@@ -55,8 +55,8 @@ pub struct OptimizerArgs {
     muon: MuonArgs,
     /// Keep a moving average of the weights that decays by X in each step, for eval, generate and export with --ema; 0
     /// keeps none
-    #[arg(long, value_name = "X")]
-    ema_decay: Option<f64>,
+    #[arg(long, value_name = "X", default_value_t = 0.0)]
+    ema_decay: f64,
 }
 
 impl OptimizerArgs {
@@ -112,11 +112,10 @@ impl OptimizerArgs {
     ///
     /// Errors unless it is in [0, 1).
     pub fn ema_decay(&self) -> Result<Option<f64>> {
-        match self.ema_decay {
-            Some(decay) if !(0.0..1.0).contains(&decay) => {
-                Err(Error::config("--ema-decay", format!("must be in [0, 1), got {decay}")))
-            }
-            decay => Ok(decay.filter(|&decay| decay > 0.0)),
+        let decay = self.ema_decay;
+        match (0.0..1.0).contains(&decay) {
+            true => Ok(Some(decay).filter(|decay| *decay > 0.0)),
+            false => Err(Error::config("--ema-decay", format!("must be in [0, 1), got {decay}"))),
         }
     }
 }

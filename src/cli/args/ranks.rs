@@ -46,8 +46,8 @@ pub struct RankArgs {
     pub rendezvous_port: Option<u16>,
     /// Minutes that ranks wait for one another, to meet and in each call, and that ranks of --nproc have to save and
     /// end after a signal
-    #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=525_600))]
-    pub distributed_timeout_minutes: u64,
+    #[arg(long, value_name = "MINUTES", default_value_t = 10.0, value_parser = timeout_minutes)]
+    pub distributed_timeout_minutes: f64,
     /// Backend of collectives: auto is NCCL between GPUs if each rank has its own, and this program's transports otherwise;
     /// mpi is the MPI library of mpirun, in a program built with the feature mpi
     #[arg(long, value_name = "WHICH", value_enum, default_value = "auto")]
@@ -60,6 +60,12 @@ pub struct RankArgs {
     /// wants otherwise. NCCL's never are
     #[arg(long, value_name = "WHICH", value_enum, default_value = "between-hosts")]
     pub rank_encryption: EncryptionArg,
+}
+
+/// Minutes, perhaps with a fraction, up to a year.
+fn timeout_minutes(text: &str) -> std::result::Result<f64, String> {
+    let minutes = text.parse().ok().filter(|minutes| (0.01..=525_600.0).contains(minutes));
+    minutes.ok_or_else(|| "must be a number of minutes from 0.01 to 525600".to_string())
 }
 
 impl RankArgs {
@@ -92,7 +98,7 @@ impl RankArgs {
 
     /// The time that ranks wait for one another.
     pub fn timeout(&self) -> Duration {
-        Duration::from_secs(60 * self.distributed_timeout_minutes)
+        Duration::from_secs_f64(60.0 * self.distributed_timeout_minutes)
     }
 
     /// The transport of data.

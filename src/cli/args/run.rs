@@ -43,9 +43,9 @@ pub struct RunArgs {
     /// Checkpoints to keep; older ones are deleted
     #[arg(long, alias = "most-recent-k", value_name = "N", default_value_t = 2)]
     pub save_retain: usize,
-    /// Keep besides every checkpoint whose step is a multiple of N
-    #[arg(long, value_name = "N")]
-    pub save_retain_interval: Option<u64>,
+    /// Keep besides every checkpoint whose step is a multiple of N; 0 keeps none
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub save_retain_interval: u64,
     /// Write checkpoints while training goes on: a step waits only for a copy of weights and optimizer state, which takes
     /// as much memory as these. The end of a run waits for the last checkpoint
     #[arg(long)]
@@ -158,7 +158,8 @@ impl RunArgs {
 
     /// The retention of checkpoints.
     pub fn retention(&self) -> Retention {
-        Retention { last: self.save_retain, interval: self.save_retain_interval }
+        let interval = Some(self.save_retain_interval).filter(|interval| *interval > 0);
+        Retention { last: self.save_retain, interval }
     }
 
     /// Steps between the times at which the slowest ranks are found, if they are.
@@ -198,9 +199,6 @@ impl RunArgs {
         }
         if self.save_retain == 0 {
             return Err(Error::config("--save-retain", "must be positive, got 0"));
-        }
-        if self.save_retain_interval == Some(0) {
-            return Err(Error::config("--save-retain-interval", "must be positive, got 0"));
         }
         Ok(())
     }

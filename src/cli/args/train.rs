@@ -125,9 +125,9 @@ pub struct OptimizationArgs {
     /// the last checkpoint and go on with the samples behind it
     #[arg(long, value_name = "REACTION", default_value = "stop")]
     pub on_bad_step: String,
-    /// A step is bad, too, if its loss is over X times the running mean of the loss
-    #[arg(long, value_name = "X")]
-    pub loss_spike_factor: Option<f64>,
+    /// A step is bad, too, if its loss is over X times the running mean of the loss; 0 looks for no spikes
+    #[arg(long, value_name = "X", default_value_t = 0.0)]
+    pub loss_spike_factor: f64,
     #[command(flatten)]
     pub optimizer: OptimizerArgs,
     /// Parameters or modules that are not trained, by name: * stands for any text, and ! takes out again, as in '*,!norm_f'
@@ -200,7 +200,7 @@ impl OptimizationArgs {
             precision,
             bad_steps: BadStepConfig {
                 on_bad_step: self.on_bad_step.parse::<OnBadStep>()?,
-                loss_spike_factor: self.loss_spike_factor,
+                loss_spike_factor: Some(self.loss_spike_factor).filter(|factor| *factor != 0.0),
             },
             execution: ExecutionMode::Eager,
             saves: SaveMode::Blocking,

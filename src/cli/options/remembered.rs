@@ -111,6 +111,11 @@ fn meaningless_in(dtype: DType) -> &'static [&'static str] {
     }
 }
 
+/// Whether a resumed run may have an option otherwise than its checkpoint, in all of its ranks.
+pub fn may_change(name: &str) -> bool {
+    !NOT_REMEMBERED.contains(&name) && !MAY_DIFFER.contains(&name) && name != CONSUMED
+}
+
 /// The samples with which a run began; from then on its checkpoints count.
 const CONSUMED: &str = "consumed-train-samples";
 
@@ -302,7 +307,7 @@ fn check_consumed(given: &Options, saved: &Options, checkpoint: &Checkpoint) -> 
 }
 
 /// The precision that options name.
-fn dtype(options: &Options) -> DType {
+pub fn dtype(options: &Options) -> DType {
     let is_on = |name| options.get(name) == Some(&Value::Bool(true));
     match (is_on("bf16"), is_on("fp16")) {
         (true, _) => DType::BF16,
@@ -321,39 +326,6 @@ pub fn ignored_line(checkpoint: &Checkpoint, definition: &Definition) -> Result<
     Ok((!ignored.is_empty()).then(|| {
         format!("ignored: {names} of the checkpoint {checkpoint}, which does not decide this")
     }))
-}
-
-/// The line that names the `given` options whose values differ from those of the run of `checkpoint`, with both values.
-/// So one command line that starts and resumes a run changes nothing without a word.
-pub fn changed_line(
-    given: &Options,
-    checkpoint: &Checkpoint,
-    definition: &Definition,
-) -> Result<Option<String>> {
-    let (saved, _) = of_checkpoint(checkpoint, definition)?;
-    let train = definition.subcommand("train");
-    let default = |name: &str| {
-        let arg = train.get_arguments().find(|arg| arg.get_long() == Some(name))?;
-        let values = arg.get_default_values().iter().map(|value| value.to_string_lossy());
-        Some(values.collect::<Vec<_>>().join(" ")).filter(|text| !text.is_empty())
-    };
-    let words = |options: &Options, name: &str| {
-        let words = options.values(name);
-        let words = words.iter().map(|word| same_number(&canonical(name, word)));
-        Some(words.collect::<Vec<_>>().join(" ")).filter(|_| options.contains(name))
-    };
-    let changed = given.iter().filter_map(|(name, _)| {
-        if NOT_REMEMBERED.contains(&name) || MAY_DIFFER.contains(&name) || name == CONSUMED {
-            return None;
-        }
-        let now = words(given, name)?;
-        let before = words(&saved, name).or_else(|| default(name).map(|text| same_number(&text)));
-        let before = before.unwrap_or("not given".into());
-        (before != now).then(|| format!("--{name} {now} (was {before})"))
-    });
-    let changed: Vec<String> = changed.collect();
-    Ok((!changed.is_empty())
-        .then(|| format!("changed since the checkpoint: {}", changed.join(", "))))
 }
 
 /// A number in the one way in which equal ones are written, and any other text as it is.

@@ -16,7 +16,7 @@ pub struct PruneArgs {
     /// Checkpoints, of those written last, that stay
     #[arg(long, value_name = "N", default_value_t = 2)]
     save_retain: usize,
-    /// Keep besides every checkpoint whose step is a multiple of N [default: that of the run]
+    /// Keep besides every checkpoint whose step is a multiple of N; 0 keeps none [default: that of the run]
     #[arg(long, value_name = "N")]
     save_retain_interval: Option<u64>,
     /// Only print what would be deleted
@@ -27,12 +27,8 @@ pub struct PruneArgs {
 /// Deletes what `args` does not keep, if the newest checkpoint that stays is undamaged.
 pub fn prune(args: &PruneArgs) -> Result<()> {
     let PruneArgs { run, dry_run, .. } = args;
-    let positive = |flag| Error::config(flag, "must be positive, got 0");
     if args.save_retain == 0 {
-        return Err(positive("--save-retain"));
-    }
-    if args.save_retain_interval == Some(0) {
-        return Err(positive("--save-retain-interval"));
+        return Err(Error::config("--save-retain", "must be positive, got 0"));
     }
     if list(run)?.is_empty() {
         return Err(no_checkpoint(run));
@@ -48,7 +44,7 @@ pub fn prune(args: &PruneArgs) -> Result<()> {
     }
     let interval = match args.save_retain_interval {
         None => remembered_interval(run)?,
-        typed => typed,
+        typed => typed.filter(|interval| *interval > 0),
     };
     let plan = Retention { last: args.save_retain, interval }.plan(run);
     plan.damaged.iter().for_each(|line| output::note(&format!("warning: {line}")));
