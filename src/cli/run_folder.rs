@@ -44,8 +44,26 @@ fn check_files(args: &TrainArgs, folder: Option<&Path>) -> Result<()> {
         Some(file) => Some(file.clone()),
         None => folder.map(|folder| metrics(args, folder)),
     };
+    if let Some(file) = args.run.metrics.as_deref() {
+        check_owner(file, folder)?;
+    }
     metrics.as_deref().map_or(Ok(()), check_metrics)?;
     args.run.trace.as_deref().map_or(Ok(()), check_target)
+}
+
+/// Errors if the metrics' `file` lies in the folder of another run than that of `folder`, whose lines a run that begins would
+/// remove.
+fn check_owner(file: &Path, folder: Option<&Path>) -> Result<()> {
+    let Some(other) = file.parent().filter(|parent| parent.join("latest").exists()) else {
+        return Ok(());
+    };
+    let real = |folder: &Path| folder.join(".").canonicalize().ok(); // "" is the folder of the process
+    if real(other) == folder.and_then(real) {
+        return Ok(());
+    }
+    let (file, other) = (file.display(), other.display());
+    let message = format!("'{file}' is of the run in '{other}', name another file");
+    Err(Error::config("--metrics", message))
 }
 
 /// The file of the metrics.

@@ -41,6 +41,8 @@ fn what_the_program_has_not_written_is_refused_and_left() {
 
     let null = ["--metrics", "/dev/null", "--trace", "/dev/null", "--trace-steps", "2-3"];
     succeeded(train(path, &[&null[..], &["--save", "run"]].concat()));
+    let of_another = ["run/metrics.jsonl", "is of the run in 'run'"];
+    refused(path, &["--metrics", "run/metrics.jsonl"], &of_another);
     // A resumed run looks at its own file, too.
     std::fs::write(path.join("run/metrics.jsonl"), "mine\n").unwrap();
     let output = ferrotron(path, &["train", "--load", "run", "--train-iters", "22"]);
