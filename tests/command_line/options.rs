@@ -333,7 +333,7 @@ fn completions_know_the_options() {
     }
 }
 
-/// What is off without being given can be switched off again.
+/// Options that are off by default can be switched off again.
 #[test]
 fn remembered_values_are_switched_off_by_zero() {
     let folder = folder_with_text();

@@ -78,7 +78,7 @@ fn results_that_are_lost_are_an_error() {
     succeeded(ferrotron(folder.path(), &["eval", "--load", "run"]));
 }
 
-/// As of a terminal behind Ctrl-S, or of a pager that waits.
+/// Leaves the pipe unread, as a terminal does behind Ctrl-S, or a pager.
 #[test]
 fn a_reader_who_pauses_stops_no_run() {
     for ranks in ["", "--nproc 2"] {

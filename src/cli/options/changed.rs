@@ -75,7 +75,7 @@ fn change(
     Some(format!("{} (was {was})", typed(&now)))
 }
 
-/// Those of the options `names` that are stated, with their words. A flag that is off states nothing about others.
+/// Selects the options among `names` that are stated, with their words. A flag that is off states nothing about others.
 fn stated<'a>(options: &Options, names: &[&'a str]) -> Vec<(&'a str, String)> {
     let states = |name: &&&str| match names {
         [_] => options.contains(name),

@@ -18,7 +18,7 @@ pub struct Retention {
     pub interval: Option<u64>,
 }
 
-/// What a [`Retention`] does with the checkpoints of a folder.
+/// The checkpoints of a folder that a [`Retention`] counts, deletes and cannot read.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct RetentionPlan {
     /// The checkpoint written last of those that are counted.

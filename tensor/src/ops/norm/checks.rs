@@ -1,4 +1,4 @@
-//! What operands of a norm must be.
+//! Checks of the operands of a norm.
 
 use super::NormKind;
 use crate::core::tensor::{check_device, check_pair};
