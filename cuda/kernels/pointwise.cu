@@ -2,17 +2,8 @@
 //
 // Values and derivatives are computed in A and rounded once.
 
-INLINE A gelu_inner(A x) { return A(2 * 0.7978845608028654) * (x + A(0.044715) * x * x * x); }  // 2 sqrt(2/pi)
-INLINE A gelu_tanh(A x) { return x * real::sigmoid(gelu_inner(x)); }
-INLINE A gelu_tanh_derivative(A x) {
-    A inner_derivative = A(2 * 0.7978845608028654) * (A(1) + A(3 * 0.044715) * x * x);
-    A y = real::sigmoid(gelu_inner(x));
-    return y + x * y * (A(1) - y) * inner_derivative;
-}
-INLINE A silu_derivative(A x) {
-    A y = real::sigmoid(x);
-    return y * (A(1) + x * (A(1) - y));
-}
+#include "activations.cuh"
+
 INLINE A normal_cdf(A x) { return A(0.5) * (A(1) + real::erf(x * A(0.7071067811865476))); }
 INLINE A share(bool wins, bool equal) { return wins ? A(1) : equal ? A(0.5) : A(0); }
 
@@ -45,6 +36,12 @@ template <class F> INLINE void binary(const T* a, const T* b, T* y, u64 n, const
         if (!layout.dense) locate<2>(layout, i, at);
         y[i] = rounded<T>(f(widen(y[i]), widen(a[at[0]]), widen(b[at[1]])));
     }
+}
+
+// x *= factor, which is in device memory.
+KERNEL(256, scale)(T* x, const A* factor, u64 n) {
+    const A by = *factor;
+    map_rows(x, n, (u32)thread_number(), (u32)thread_count(), [=](u64, T x) { return rounded<T>(widen(x) * by); }, x);
 }
 
 // y += x for a strided y and a contiguous x.

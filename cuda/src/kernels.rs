@@ -97,6 +97,7 @@ pub const PRELUDE: &str = include_str!("../kernels/prelude.cuh");
 
 /// Headers of `#include` lines. Their text is substituted, so the compiler reads no files.
 const HEADERS: &[(&str, &str)] = &[
+    ("activations.cuh", include_str!("../kernels/activations.cuh")),
     ("attention.cuh", include_str!("../kernels/attention.cuh")),
     ("attention_passes.cuh", include_str!("../kernels/attention_passes.cuh")),
     ("attention_tiles.cuh", include_str!("../kernels/attention_tiles.cuh")),
@@ -129,6 +130,7 @@ files! {
     "cross_entropy" FLOATS [];
     "dropout" FLOATS [];
     "ema" FLOATS [];
+    "glu" FLOATS [];
     "index" FLOATS [];
     "lion" FLOATS [];
     "norm" FLOATS [];

@@ -1,19 +1,21 @@
 //! Gradient of the linear layer fused with cross-entropy, over chunks of tokens.
 //!
-//! It saves x, the head's leaves, the log-sum-exp of each token, and the logits if they fit the limit. The gradient of
-//! the head accumulates directly in its buffer. The vocabulary may be sharded over ranks; the caller provides their
-//! communication.
+//! It saves x, the head's leaves, the log-sum-exp of each token and the logits, and then the gradient of the head
+//! accumulates directly in its buffer. Where logits take too much memory it saves the gradients of the summed loss instead,
+//! which the forward pass forms. The vocabulary may be sharded over ranks; the caller provides their communication.
 
 use std::sync::Arc;
 
 use ferrotron_tensor::ops::cross_entropy::{CrossEntropyConfig, VocabAllReduce, VocabShard};
 use ferrotron_tensor::ops::linear_cross_entropy::{
-    GradSink, Gradients, HeadWeights, LinearCrossEntropy, SavedLogits, linear_cross_entropy,
-    linear_cross_entropy_backward, linear_cross_entropy_shard,
+    FormedGradients, GradSink, Gradients, HeadWeights, Kept, LinearCrossEntropy, SavedLogits,
+    WantedGradients, linear_cross_entropy, linear_cross_entropy_backward,
+    linear_cross_entropy_shard,
 };
 use ferrotron_tensor::{Category, Result, Tensor};
 
 use super::cross_entropy::Loss;
+use crate::engine::recording::current;
 use crate::{Accum, Backward, Cotangents, InputGrads, Saved, Var, forward_span};
 
 /// Waits for the reduction of an input gradient and returns it.
@@ -60,8 +62,8 @@ pub trait VocabParallelComm: VocabAllReduce {
 
 impl Var {
     /// Cross-entropy of x W^T + b against `targets` (..), over chunks of tokens. x is (.., C), W of the head (V, C),
-    /// and b, if any, (V). If the logits of all tokens fit into `max_logits_bytes` they are saved for backward, else
-    /// each chunk's are recomputed.
+    /// and b, if any, (V). If the logits of all tokens fit into `max_logits_bytes` they are saved for backward, else the
+    /// gradients are formed chunk by chunk, and saved.
     pub fn linear_cross_entropy<'a>(
         &self,
         head: impl Into<HeadVars<'a>>,
@@ -69,10 +71,11 @@ impl Var {
         config: &CrossEntropyConfig,
         max_logits_bytes: usize,
     ) -> Result<Loss> {
-        let _span = forward_span("linear_cross_entropy");
+        let _span = forward_span(OP);
         let head = head.into();
+        let (values, wanted) = (head.values(), self.wanted(&head));
         let found =
-            linear_cross_entropy(self.value(), head.values(), targets, config, max_logits_bytes)?;
+            linear_cross_entropy(self.value(), values, targets, config, max_logits_bytes, wanted)?;
         self.record_loss(head, targets, config, None, found)
     }
 
@@ -87,7 +90,7 @@ impl Var {
         max_logits_bytes: usize,
         (shard, exchange): (VocabShard, Arc<dyn VocabParallelComm>),
     ) -> Result<Loss> {
-        let _span = forward_span("linear_cross_entropy");
+        let _span = forward_span(OP);
         let head = head.into();
         let x = exchange.gather_input(self.value().clone())?;
         let found = linear_cross_entropy_shard(
@@ -96,9 +99,20 @@ impl Var {
             targets,
             config,
             max_logits_bytes,
+            self.wanted(&head),
             (shard, &*exchange),
         )?;
         self.record_loss(head, targets, config, Some(exchange), found)
+    }
+
+    /// The gradients that backward will ask for.
+    fn wanted(&self, head: &HeadVars) -> WantedGradients {
+        let records = current(|recording| recording.makes_nodes());
+        WantedGradients {
+            input: records && self.needs_gradient(),
+            weight: records && head.weight.needs_gradient(),
+            bias: records && head.bias.is_some_and(Var::needs_gradient),
+        }
     }
 
     fn record_loss(
@@ -110,23 +124,69 @@ impl Var {
         found: LinearCrossEntropy,
     ) -> Result<Loss> {
         let inputs: Vec<&Var> = [self, head.weight].into_iter().chain(head.bias).collect();
-        let sum = Var::record(&inputs, found.loss, || {
-            found.lse.set_category(Category::Saved);
-            LinearCrossEntropyBackward {
-                x: self.save(),
-                weight: head.weight.save(),
-                bias: head.bias.map(|bias| bias.save()),
-                softcap: head.softcap,
-                targets: targets.clone(),
-                lse: found.lse,
-                kept: found.kept,
-                config: *config,
-                exchange,
+        let LinearCrossEntropy { loss, lse, kept } = found;
+        let sum = match kept {
+            Kept::Nothing => Var::record(&inputs, loss, || |_: Tensor, _: &mut InputGrads| Ok(()))?,
+            Kept::Gradients(formed) => {
+                Var::record(&inputs, loss, || FormedBackward { formed, exchange })?
             }
-        })?;
+            Kept::Logits(kept) => Var::record(&inputs, loss, || {
+                lse.set_category(Category::Saved);
+                LinearCrossEntropyBackward {
+                    x: self.save(),
+                    weight: head.weight.save(),
+                    bias: head.bias.map(|bias| bias.save()),
+                    softcap: head.softcap,
+                    targets: targets.clone(),
+                    lse,
+                    kept,
+                    config: *config,
+                    exchange,
+                }
+            })?,
+        };
         Ok(Loss { sum, targets: targets.clone(), config: *config })
     }
 }
+
+/// The gradients of the summed loss, which backward multiplies by its cotangent.
+struct FormedBackward {
+    formed: Box<FormedGradients>,
+    exchange: Option<Arc<dyn VocabParallelComm>>,
+}
+
+impl Backward for FormedBackward {
+    fn name(&self) -> &'static str {
+        OP
+    }
+
+    fn saved(&self) -> Vec<Tensor> {
+        self.formed.tensors().cloned().collect()
+    }
+
+    fn backward(self: Box<Self>, dy: Cotangents, dx: &mut InputGrads) -> Result<()> {
+        let FormedBackward { formed, exchange } = *self;
+        let FormedGradients { input, weight, bias } = formed.scaled(&dy.single()?)?;
+        let pending = input.map(|input| reduced(input, exchange.as_deref())).transpose()?;
+        if let Some(weight) = weight {
+            dx.accumulate(1, weight)?;
+        }
+        if let Some(bias) = bias {
+            dx.accumulate(2, bias)?;
+        }
+        pending.map_or(Ok(()), |pending| dx.accumulate(0, pending()?))
+    }
+}
+
+/// Starts the sum of this shard's term over the shards.
+fn reduced(dx: Tensor, exchange: Option<&dyn VocabParallelComm>) -> Result<PendingGradient> {
+    match exchange {
+        None => Ok(Box::new(|| Ok(dx))),
+        Some(exchange) => exchange.reduce_input_gradient(dx),
+    }
+}
+
+const OP: &str = "linear_cross_entropy";
 
 struct LinearCrossEntropyBackward {
     x: Saved,
@@ -142,14 +202,13 @@ struct LinearCrossEntropyBackward {
 
 impl Backward for LinearCrossEntropyBackward {
     fn name(&self) -> &'static str {
-        "linear_cross_entropy"
+        OP
     }
 
     fn saved(&self) -> Vec<Tensor> {
         let operands = [&self.x, &self.weight].into_iter().chain(&self.bias);
         let held = operands.filter_map(Saved::resident_tensor);
-        held.chain([&self.targets, &self.lse].into_iter().chain(self.kept.logits()).cloned())
-            .collect()
+        held.chain([&self.targets, &self.lse, self.kept.logits()].into_iter().cloned()).collect()
     }
 
     fn backward(self: Box<Self>, dy: Cotangents, dx: &mut InputGrads) -> Result<()> {
@@ -172,10 +231,7 @@ impl Backward for LinearCrossEntropyBackward {
         }
         let mut pending: Option<PendingGradient> = None;
         let mut take = |dx: Tensor| {
-            pending = Some(match &exchange {
-                None => Box::new(|| Ok(dx)),
-                Some(exchange) => exchange.reduce_input_gradient(dx)?,
-            });
+            pending = Some(reduced(dx, exchange.as_deref())?);
             Ok(())
         };
         let mut dbias = None;

@@ -8,6 +8,7 @@ pub mod concat;
 pub mod cross_entropy;
 pub mod dropout;
 pub mod embedding;
+pub mod glu;
 pub mod index;
 pub mod linear;
 pub mod linear_cross_entropy;

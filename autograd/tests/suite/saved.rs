@@ -192,8 +192,10 @@ fn losses_keep_logits_only_within_the_bound() -> Result<()> {
     let want = n * v * F + n * I + n * F;
     assert_eq!(logits.cross_entropy(&targets, &config)?.sum.saved_bytes(), want);
     let (x, w) = (computed(&device, &[n, c])?, parameter(&device, &[v, c])?);
-    let least = n * c * F + n * I + n * F;
-    for (bound, want) in [(n * v * F, least + n * v * F), (n * v * F - 1, least), (0, least)] {
+    let kept = n * c * F + n * I + n * F + n * v * F;
+    // Beyond the bound the gradients of x and w.
+    let formed = n * c * F + v * c * F;
+    for (bound, want) in [(n * v * F, kept), (n * v * F - 1, formed), (0, formed)] {
         let loss = x.linear_cross_entropy(&w, &targets, &config, bound)?;
         assert_eq!(loss.sum.saved_bytes(), want, "bound {bound}");
     }

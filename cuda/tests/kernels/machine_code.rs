@@ -51,6 +51,7 @@ const WIDE: &[(&str, &str, [bool; 2])] = &[
     ("copy", "copy index_select", [true, true]),
     ("cross_entropy", "cross_entropy cross_entropy_shard", [true, false]),
     ("cross_entropy", "cross_entropy_backward", [true, true]),
+    ("glu", "*", [true, true]),
     (
         "norm",
         "layer_norm layer_norm_wide rms_norm rms_norm_wide layer_norm_backward_input \

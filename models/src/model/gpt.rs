@@ -16,6 +16,7 @@ use ferrotron_tensor::ops::cross_entropy::CrossEntropyConfig;
 use ferrotron_tensor::{At, DType, Device, Error, Result, Tensor};
 use std::sync::Arc;
 
+use crate::model::logits_limit::max_logits_bytes;
 use crate::model::transformer::Transformer;
 
 pub use crate::model::block::Normalization;
@@ -287,9 +288,8 @@ impl Gpt {
     pub fn head_loss(&self, x: &Var, targets: &Tensor) -> Result<Loss> {
         let (head, config) = (self.head()?, CrossEntropyConfig::default());
         let x = head.norm_f.forward(x)?;
-        let params = self.head_params(head);
-        let loss = self.tp.linear_cross_entropy(&x, params, targets, &config, MAX_LOGITS_BYTES);
-        loss.at("lm_head")
+        let (params, limit) = (self.head_params(head), max_logits_bytes(targets.device()));
+        self.tp.linear_cross_entropy(&x, params, targets, &config, limit).at("lm_head")
     }
 
     /// The logits (B, T, V) of (B, T, C), the output of the last block, on every tensor-parallel rank. Only for chunks
@@ -378,6 +378,3 @@ impl Gpt {
         (0..self.transformer.len()).map(cache).collect()
     }
 }
-
-/// Maximum bytes of logits that are saved from forward to backward; larger ones are recomputed.
-const MAX_LOGITS_BYTES: usize = 256 << 20;

@@ -7,6 +7,7 @@ mod config_bounds;
 mod config_counts;
 pub mod generate;
 pub mod gpt;
+mod logits_limit;
 pub mod presets;
 pub(crate) mod recompute;
 pub(crate) mod sampling;

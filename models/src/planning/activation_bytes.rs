@@ -116,9 +116,9 @@ impl Activations<'_> {
         self.tokens() * (result + heads * self.statistic()) / self.tensor + normed
     }
 
-    /// The input of the activation function; for SwiGLU and GeGLU also its result.
+    /// The input of the activation function: gate and up for SwiGLU and GeGLU.
     fn mlp(&self) -> usize {
-        let widths = if self.model.activation.is_gated() { 3 } else { 1 };
+        let widths = if self.model.activation.is_gated() { 2 } else { 1 };
         self.tokens() * widths * self.model.ffn_hidden_size / self.tensor * self.dtype.size()
     }
 }

@@ -35,15 +35,8 @@ impl Activation {
             Activation::GeluTanh => x.gelu_tanh(),
             Activation::GeluErf => x.gelu_erf(),
             Activation::Relu => x.relu(),
-            Activation::SwiGlu | Activation::GeGlu => {
-                let half = x.value().dim(-1)? / 2;
-                let parts = x.split(&[half, half], -1)?;
-                let gate = match self {
-                    Activation::GeGlu => parts[0].gelu_tanh()?,
-                    _ => parts[0].silu()?,
-                };
-                gate.mul(&parts[1])
-            }
+            Activation::SwiGlu => x.swiglu(),
+            Activation::GeGlu => x.geglu(),
         }
     }
 }

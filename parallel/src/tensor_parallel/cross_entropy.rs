@@ -53,8 +53,8 @@ impl TensorParallel {
     /// [`VocabParallelEmbedding`](super::VocabParallelEmbedding). x is (B, T, C), or (B, T/tp, C) with sequence
     /// parallelism; targets (B, T) cover all positions. The loss covers all positions and is equal on every rank.
     ///
-    /// If a rank's logits of all tokens fit into `max_logits_bytes` they are saved for backward, else each chunk's
-    /// are recomputed.
+    /// If a rank's logits of all tokens fit into `max_logits_bytes` they are saved for backward, else the gradients are
+    /// formed chunk by chunk, and saved.
     ///
     /// ```
     /// use ferrotron_autograd::Var;

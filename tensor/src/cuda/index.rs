@@ -8,6 +8,8 @@ use crate::{DType, Error, Result, Tensor};
 
 /// Threads that add slices, one column each.
 const COLUMNS: usize = 128;
+/// Sorted positions that a block adds up. Longer runs of an index are sums of such sums: `CHUNK` of `index.cu`.
+const CHUNK: usize = 32;
 
 /// `y = x` at `index` along `dim`; `y` has the dims of `index`.
 pub(crate) fn gather(x: &Tensor, dim: usize, index: &Tensor, y: &mut Tensor) -> Result<()> {
@@ -120,19 +122,30 @@ pub(crate) fn add(
         .bad_index(op)
         .run_elements(count)?;
     let order = argsort::first(&keys, SortOrder::Ascending, count)?;
-    let name = if y.dtype() == x.dtype() { "index_add" } else { "index_add_wide" };
-    let wide = y.dtype().size();
-    kernel(device, "index", x.dtype(), name)?
-        .input(x)
-        .input(&keys)
-        .input(&order)
-        .output(y)
-        .value(outer as u64)
-        .value(count as u64)
-        .value(size as i64)
-        .value(inner as u64)
-        .touches(outer * count * inner * (x.dtype().size() + 2 * wide))
-        .run([count, inner.div_ceil(COLUMNS), outer.min(MOST_BLOCKS)], [COLUMNS, 1, 1])
+    let (wide, chunks) = (y.dtype().size(), count.div_ceil(CHUNK));
+    let mut partials = Tensor::empty(device, x.dtype().accumulator(), &[outer, chunks, inner])?;
+    let names = match y.dtype() == x.dtype() {
+        true => ["index_add", "index_add_long_runs"],
+        false => ["index_add_wide", "index_add_wide_long_runs"],
+    };
+    let short = (names[0], count, outer * count * inner * (x.dtype().size() + 2 * wide));
+    let sums = outer * chunks * inner * partials.dtype().size();
+    let long = (chunks > 1).then(|| (names[1], chunks - 1, sums));
+    for (name, positions, bytes) in [Some(short), long].into_iter().flatten() {
+        kernel(device, "index", x.dtype(), name)?
+            .input(x)
+            .input(&keys)
+            .input(&order)
+            .output(y)
+            .output(&mut partials)
+            .value(outer as u64)
+            .value(count as u64)
+            .value(size as i64)
+            .value(inner as u64)
+            .touches(bytes)
+            .run([positions, inner.div_ceil(COLUMNS), outer.min(MOST_BLOCKS)], [COLUMNS, 1, 1])?;
+    }
+    Ok(())
 }
 
 /// The first slice of `x` along `dim`, narrowed to `dims` along the other dims.

@@ -11,6 +11,7 @@ pub(crate) mod cast;
 pub(crate) mod copy;
 pub(crate) mod cross_entropy;
 pub(crate) mod ema;
+pub(crate) mod glu;
 pub(crate) mod index;
 mod kernel;
 mod launched;

@@ -56,6 +56,16 @@ pub(crate) fn in_place(op: Unary, p: f64, x: &mut Tensor) -> Result<()> {
         .run_elements(n)
 }
 
+/// `x *= factor` for a contiguous `x` and a factor of one element in its accumulator type.
+pub(crate) fn scale(x: &mut Tensor, factor: &Tensor) -> Result<()> {
+    let (device, dtype, n) = (x.device().clone(), x.dtype(), x.numel());
+    kernel(&device, "pointwise", dtype, "scale")?
+        .updated(x)
+        .input(factor)
+        .value(n as u64)
+        .run_elements(n)
+}
+
 /// `y += x` for a contiguous `x` of the same dims.
 pub(crate) fn add_assign(y: &mut Tensor, x: &Tensor) -> Result<()> {
     let (layout, n) = (layout(y.dims(), &[y])?, x.numel());

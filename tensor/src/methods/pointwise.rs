@@ -54,6 +54,16 @@ macro_rules! pointwise_methods {
         }
 
         impl $Array {
+            /// silu(gate) up, (.., F), of gate and up side by side, (.., 2F): Shazeer, arXiv 2002.05202.
+            pub fn swiglu(&self) -> $crate::Result<$Array> {
+                crate::ops::glu::swiglu(self)
+            }
+
+            /// gelu(gate) up, (.., F), of gate and up side by side, (.., 2F), with GELU in its tanh form.
+            pub fn geglu(&self) -> $crate::Result<$Array> {
+                crate::ops::glu::geglu(self)
+            }
+
             /// Limits elements to `min..=max`. The derivative is 1 within the limits, bounds included, else 0.
             ///
             /// Errors if `min` exceeds `max`.

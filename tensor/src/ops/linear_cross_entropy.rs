@@ -1,19 +1,27 @@
 //! The linear head fused with its cross-entropy, over chunks of tokens, so that logits stay within a memory limit.
 //!
 //! logits = x W^T, plus b if the head has a bias, soft-capped if it has a cap, then
-//! [`cross_entropy`](super::cross_entropy). Gradient, chunk by chunk with d that of x W^T + b: dx = d W, dW += d^T x, and
-//! db is the sum of d over the tokens. It needs x, W, b, the targets and lse. If all logits fit the limit they are saved,
-//! and d overwrites them unless they are capped; otherwise each chunk's logits are recomputed.
+//! [`cross_entropy`](super::cross_entropy). Gradient with d that of x W^T + b: dx = d W, dW = d^T x, and db is the sum of d
+//! over the tokens.
+//!
+//! Logits that fit the limit are kept for backward, where d overwrites them unless they are capped; it needs x, W, b, the
+//! targets and lse. Otherwise the gradients of the sum of the losses are kept: each chunk adds to them while its logits are
+//! there, and backward multiplies them by its scale (Hsu et al., "Liger Kernel", arXiv 2410.10989, section 3.2). No logits
+//! are computed twice.
 //!
 //! W and b may hold one shard of the vocabulary. Then lse is reduced over the shards chunk by chunk. dx is this shard's
 //! term of the sum over the shards, and dW and db are the gradients of its own rows.
 //!
-//! Products and exponentials accumulate in `Element::Acc`, the loss in f64 in the order of the tokens. Loss, lse and
-//! dx do not depend on the limit, bitwise; dW is summed in the order of the chunks.
+//! Products and exponentials accumulate in `Element::Acc`, the loss in f64 in the order of the tokens. Loss and lse do not
+//! depend on the limit, bitwise; dW is summed in the order of the chunks, in `Element::Acc`.
+
+mod formed;
+
+pub use formed::FormedGradients;
 
 use super::cross_entropy::{CrossEntropyConfig, RowLosses, Targets, VocabAllReduce, VocabShard};
-use super::matmul::{Accum, linear, linear_bias_gradient, matmul_into};
-use super::pointwise::{add_assign, softcap_in_place, unary_backward};
+use super::matmul::{Accum, linear, linear_bias_gradient, matmul, matmul_into};
+use super::pointwise::{softcap_in_place, unary_backward};
 use super::table::Unary;
 use crate::core::tensor::{check_device, check_pair};
 use crate::{Category, Error, Result, Tensor};
@@ -25,28 +33,49 @@ pub struct LinearCrossEntropy {
     pub loss: Tensor,
     /// ln sum_j e^(logit_j) of every token over all shards, with the dims of the targets, in the accumulator dtype.
     pub lse: Tensor,
-    /// Saved state for [`linear_cross_entropy_backward`].
-    pub kept: SavedLogits,
+    /// State for backward.
+    pub kept: Kept,
 }
 
-/// State saved for backward: the logits of all tokens, if they fit the limit, the chunk size and the vocabulary
-/// shard.
+/// State of [`linear_cross_entropy`] for backward.
+#[derive(Debug)]
+pub enum Kept {
+    /// No gradient is wanted.
+    Nothing,
+    /// For [`linear_cross_entropy_backward`].
+    Logits(SavedLogits),
+    /// The gradients, but for their scale.
+    Gradients(Box<FormedGradients>),
+}
+
+/// The logits of all tokens, and the vocabulary shard.
 #[derive(Debug)]
 pub struct SavedLogits {
-    logits: Option<Tensor>,
-    chunk: usize,
+    logits: Tensor,
     shard: VocabShard,
 }
 
 impl SavedLogits {
-    /// The logits (N, V), if they were saved.
-    pub fn logits(&self) -> Option<&Tensor> {
-        self.logits.as_ref()
+    /// The logits (N, V).
+    pub fn logits(&self) -> &Tensor {
+        &self.logits
     }
+}
 
-    /// Number of tokens per chunk if the logits were not saved.
-    pub fn tokens_per_chunk(&self) -> usize {
-        self.chunk
+/// The operands of a loss that need a gradient.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct WantedGradients {
+    /// x
+    pub input: bool,
+    /// W
+    pub weight: bool,
+    /// b
+    pub bias: bool,
+}
+
+impl WantedGradients {
+    fn any(self) -> bool {
+        self.input || self.weight || self.bias
     }
 }
 
@@ -75,8 +104,8 @@ pub struct Gradients<'a> {
     /// Factor of the summed loss: loss scale / number of valid tokens of the global batch. One element, in the dtype
     /// of the loss.
     pub scale: &'a Tensor,
-    /// Consumes dx, if needed. It is called as soon as dx is complete, before the last product of dW, so that the
-    /// reduction over the shards can overlap.
+    /// Consumes dx, if needed. It is called as soon as dx is complete, before the product of dW, so that the reduction over
+    /// the shards can overlap.
     pub input: Option<GradSink<'a>>,
     /// Destination of dW: a unique (V, C) in the dtype of the weight or, for 16-bit weights, in f32.
     pub weight: Option<(&'a mut Tensor, Accum)>,
@@ -147,12 +176,6 @@ impl Problem {
         })
     }
 
-    /// First token and number of tokens of each chunk.
-    fn chunks(&self, chunk: usize) -> impl Iterator<Item = (usize, usize)> + use<> {
-        let tokens = self.tokens;
-        (0..tokens).step_by(chunk).map(move |first| (first, chunk.min(tokens - first)))
-    }
-
     fn logits(&self, first: usize, len: usize) -> Result<Tensor> {
         let x = self.x.narrow(0, first, len)?;
         let logits = linear(&x, &self.weight, self.bias.as_ref())?;
@@ -179,29 +202,31 @@ impl Problem {
         unary_backward(Unary::Softcap, cap, dlogits, Some(&logits))
     }
 
-    /// Tokens whose logits take at most so many bytes. Backward with a soft cap has the logits and their gradient at
+    /// Bytes of the logits of a token on the largest shard. Backward with a soft cap has the logits and their gradient at
     /// once.
-    fn tokens_within(&self, bytes: usize) -> usize {
+    fn token_bytes(&self) -> usize {
         let tensors = 1 + usize::from(self.softcap.is_some());
-        bytes / (tensors * self.shard.largest() * self.x.dtype().size()).max(1)
+        (tensors * self.shard.largest() * self.x.dtype().size()).max(1)
     }
 }
 
 /// Cross-entropy of the logits x W^T + b, summed over the valid tokens. x is (.., C), W of the head (V, C), b, if any,
-/// (V), and targets (..). Logits take at most `max_logits_bytes`, or the bytes of one token if that is more.
+/// (V), and targets (..). The logits of a chunk take at most `max_logits_bytes`, or the bytes of one token if that is more.
+/// `wanted` says which gradients backward will ask for.
 ///
 /// ```
 /// use ferrotron_tensor::{Device, Tensor};
 /// use ferrotron_tensor::ops::cross_entropy::CrossEntropyConfig;
-/// use ferrotron_tensor::ops::linear_cross_entropy::linear_cross_entropy;
+/// use ferrotron_tensor::ops::linear_cross_entropy::{Kept, WantedGradients, linear_cross_entropy};
 /// let device = Device::cpu(1)?;
 /// let x = Tensor::from_slice(&device, &[1.0_f32, 0.0, 0.0, 1.0], &[2, 2])?;
 /// let weight = Tensor::from_slice(&device, &[0.0_f32; 6], &[3, 2])?;
 /// let targets = Tensor::from_slice(&device, &[2_i64, 0], &[2])?;
 /// let config = CrossEntropyConfig::default();
-/// let found = linear_cross_entropy(&x, &weight, &targets, &config, 12)?;
+/// let wanted = WantedGradients::default();
+/// let found = linear_cross_entropy(&x, &weight, &targets, &config, 12, wanted)?;
 /// assert!((found.loss.item()? - 2.0 * 3.0_f64.ln()).abs() < 1e-6);
-/// assert!(found.kept.logits().is_none()); // 24 bytes do not fit
+/// assert!(matches!(found.kept, Kept::Nothing));
 /// # Ok::<(), ferrotron_tensor::Error>(())
 /// ```
 pub fn linear_cross_entropy<'a>(
@@ -210,8 +235,9 @@ pub fn linear_cross_entropy<'a>(
     targets: &Tensor,
     config: &CrossEntropyConfig,
     max_logits_bytes: usize,
+    wanted: WantedGradients,
 ) -> Result<LinearCrossEntropy> {
-    forward(x, head.into(), targets, config, max_logits_bytes, None)
+    forward(x, head.into(), targets, config, (max_logits_bytes, wanted), None)
 }
 
 /// [`linear_cross_entropy`] of a sharded vocabulary, where W (V, C) and b (V) hold the shard's rows. Targets are classes of
@@ -226,9 +252,10 @@ pub fn linear_cross_entropy_shard<'a>(
     targets: &Tensor,
     config: &CrossEntropyConfig,
     max_logits_bytes: usize,
+    wanted: WantedGradients,
     shard: (VocabShard, &dyn VocabAllReduce),
 ) -> Result<LinearCrossEntropy> {
-    forward(x, head.into(), targets, config, max_logits_bytes, Some(shard))
+    forward(x, head.into(), targets, config, (max_logits_bytes, wanted), Some(shard))
 }
 
 fn forward(
@@ -236,24 +263,35 @@ fn forward(
     head: HeadWeights,
     targets: &Tensor,
     config: &CrossEntropyConfig,
-    max_logits_bytes: usize,
+    (max_logits_bytes, wanted): (usize, WantedGradients),
     shard: Option<(VocabShard, &dyn VocabAllReduce)>,
 ) -> Result<LinearCrossEntropy> {
     const OP: &str = "linear_cross_entropy";
     let (shard, join) = shard.unzip();
     let problem = Problem::new(OP, x, head, targets, shard, config)?;
+    let (tokens, fit) = (problem.tokens, max_logits_bytes / problem.token_bytes());
+    let keeps = wanted.any() && fit >= tokens;
     // Chunks of about equal size.
-    let fit = problem.tokens_within(max_logits_bytes);
-    let chunks = problem.tokens.div_ceil(fit.max(1)).max(1);
-    let chunk = problem.tokens.div_ceil(chunks).max(1);
-    let mut kept = None;
-    let mut found = RowLosses::new(x, problem.tokens)?;
-    for (first, len) in problem.chunks(chunk) {
-        let logits = problem.logits(first, len)?;
+    let chunks = tokens.div_ceil(fit.max(1)).max(1);
+    let chunk = tokens.div_ceil(chunks).max(1);
+    let mut kept = match wanted.any() && !keeps {
+        true => Kept::Gradients(Box::new(FormedGradients::new(&problem, x.dims(), wanted)?)),
+        false => Kept::Nothing,
+    };
+    let mut found = RowLosses::new(x, tokens)?;
+    for first in (0..tokens).step_by(chunk) {
+        let logits = problem.logits(first, chunk.min(tokens - first))?;
         problem.targets.forward(&logits, first, join, &mut found)?;
-        kept = (fit >= problem.tokens).then_some(logits);
+        match &mut kept {
+            Kept::Gradients(sums) => sums.add(&problem, logits, first, &found.lse)?,
+            kept if keeps => *kept = Kept::Logits(SavedLogits { logits, shard: problem.shard }),
+            _ => {}
+        }
     }
-    let kept = SavedLogits { logits: kept, chunk, shard: problem.shard };
+    if keeps && tokens == 0 {
+        let logits = problem.logits(0, 0)?;
+        kept = Kept::Logits(SavedLogits { logits, shard: problem.shard });
+    }
     let (loss, lse) = (found.total()?, found.lse.reshape(targets.dims())?);
     Ok(LinearCrossEntropy { loss, lse, kept })
 }
@@ -272,62 +310,23 @@ pub fn linear_cross_entropy_backward<'a>(
     wanted: Gradients<'_>,
 ) -> Result<()> {
     const OP: &str = "linear_cross_entropy_backward";
-    let SavedLogits { mut logits, chunk, shard } = kept;
+    let SavedLogits { logits, shard } = kept;
     let problem = Problem::new(OP, x, head.into(), targets, Some(shard), config)?;
-    let stale =
-        logits.as_ref().is_some_and(|logits| logits.dims() != [problem.tokens, problem.classes]);
-    if lse.dims() != targets.dims() || stale {
+    if lse.dims() != targets.dims() || logits.dims() != [problem.tokens, problem.classes] {
         let message = format!("lse {:?} or the kept logits are of another call", lse.dims());
         return Err(Error::shape(OP, message));
     }
-    let Gradients { scale, mut input, weight: mut dweight, bias } = wanted;
-    let mut dbias: Option<Tensor> = None;
-    let mut dx = match input {
-        None => None,
-        Some(_) => Some(Tensor::empty(x.device(), x.dtype(), problem.x.dims())?),
-    };
-    let mut hand_over = |dx: &mut Option<Tensor>| match (dx.take(), &mut input) {
-        (Some(dx), Some(take)) => take(dx.reshape(x.dims())?),
-        _ => Ok(()),
-    };
-    if problem.tokens == 0 {
-        hand_over(&mut dx)?;
-        if let Some((dweight, Accum::Replace)) = &mut dweight {
-            dweight.zero_fill()?;
-        }
+    let Gradients { scale, input, weight, bias } = wanted;
+    let dlogits = problem.backward(logits, 0, &lse.contiguous()?, scale)?;
+    if let Some(take) = input {
+        take(matmul(&dlogits, &problem.weight)?.reshape(x.dims())?)?;
     }
-    let lse = lse.contiguous()?;
-    for (first, len) in problem.chunks(chunk) {
-        let logits = match logits.take() {
-            Some(logits) => logits,
-            None => problem.logits(first, len)?,
-        };
-        let dlogits = problem.backward(logits, first, &lse, scale)?;
-        if let Some(dx) = &mut dx {
-            dx.narrow_mut(0, first, len, |dx| {
-                matmul_into(dx, Accum::Replace, &dlogits, &problem.weight)
-            })?;
-        }
-        if first + len == problem.tokens {
-            hand_over(&mut dx)?;
-        }
-        if let Some((dweight, accum)) = &mut dweight {
-            let x = problem.x.narrow(0, first, len)?;
-            matmul_into(dweight, *accum, &dlogits.transpose(0, 1)?, &x)?;
-            *accum = Accum::Add;
-        }
-        if bias.is_some() {
-            let part = linear_bias_gradient(&dlogits)?.cast(x.dtype().accumulator())?;
-            match &mut dbias {
-                Some(sum) => add_assign(sum, &part)?,
-                None => dbias = Some(part),
-            }
-        }
+    if let Some((dweight, accum)) = weight {
+        matmul_into(dweight, accum, &dlogits.transpose(0, 1)?, &problem.x)?;
     }
-    match (bias, dbias) {
-        (Some(take), Some(sum)) => take(sum.cast(x.dtype())?),
-        (Some(take), None) => take(Tensor::zeros(x.device(), x.dtype(), &[problem.classes])?),
-        (None, _) => Ok(()),
+    match bias {
+        Some(take) => take(linear_bias_gradient(&dlogits)?.cast(x.dtype())?),
+        None => Ok(()),
     }
 }
 

@@ -42,7 +42,7 @@ vectorized! {
         }
     }
 
-    fn scale_chunk<T: Element>(dx: &mut [T], factor: f64) {
+    pub(super) fn scale_chunk<T: Element>(dx: &mut [T], factor: f64) {
         let factor = T::Acc::from_f64(factor);
         for d in dx {
             *d = T::from_acc(d.acc() * factor);

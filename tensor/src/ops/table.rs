@@ -220,7 +220,7 @@ unary_table! {
     /// x sigmoid(x): Elfwing et al., arXiv 1702.03118, equation (1)
     Silu "silu" saves Input: |x, _p| x * x.sigmoid(),
         |s, _p| { let y = s.sigmoid(); y * (R::ONE + s * (R::ONE - y)) },
-        cuda "x * real::sigmoid(x)", "silu_derivative(s)";
+        cuda "silu(x)", "silu_derivative(s)";
     /// GELU by the hyperbolic tangent: Hendrycks and Gimpel, arXiv 1606.08415, section 2
     GeluTanh "gelu_tanh" saves Input: |x, _p| gelu_tanh(x), |s, _p| gelu_tanh_derivative(s),
         cuda "gelu_tanh(x)", "gelu_tanh_derivative(s)";

@@ -6,12 +6,12 @@ use ferrotron_tensor::ops::embedding::{
 };
 use ferrotron_tensor::{DType, Device, Result, Tensor, partition_range};
 
-use crate::both::{assert_close, cpu, there, views};
+use crate::both::{assert_close, cpu, rounding, there, views};
 use crate::support::{FLOATS, gpu, ids, random};
 
 #[test]
-fn rows_and_their_gradients_are_those_of_the_cpu_to_the_bit() -> Result<()> {
-    let Some(gpu) = gpu("rows_and_their_gradients_are_those_of_the_cpu_to_the_bit")? else {
+fn rows_are_those_of_the_cpu_to_the_bit_and_so_are_short_sums() -> Result<()> {
+    let Some(gpu) = gpu("rows_are_those_of_the_cpu_to_the_bit_and_so_are_short_sums")? else {
         return Ok(());
     };
     for (v, c, dims, index) in [
@@ -39,13 +39,22 @@ fn rows_and_their_gradients_are_those_of_the_cpu_to_the_bit() -> Result<()> {
                     embedding_backward(&there(&gpu, &dy)?, &tokens_there, &mut got)?;
                     let mut want = table.copy()?;
                     embedding_backward(&dy, &tokens, &mut want)?;
-                    assert_close("embedding_backward", &got, &want, 0.0, 0.0)?;
+                    let (eps, far) = sums(wide, tokens.numel());
+                    assert_close("embedding_backward", &got, &want, eps, far)?;
                 }
             }
             in_shards(&gpu, &own, &tokens, &dy)?;
         }
     }
     Ok(())
+}
+
+/// Tolerance for sums of `count` numbers up to 2: a GPU adds more than 32 of a kind in another order.
+fn sums(dtype: DType, count: usize) -> (f64, f64) {
+    match count {
+        ..=32 => (0.0, 0.0),
+        _ => (rounding(dtype), dtype.accumulator().epsilon() * (2 * count) as f64),
+    }
 }
 
 /// More shards than some tables have rows.
@@ -61,7 +70,8 @@ fn in_shards(gpu: &Device, weight: &Tensor, tokens: &Tensor, dy: &Tensor) -> Res
         let (mut got, mut want) = (there(gpu, &part)?, part);
         embedding_shard_backward(&there(gpu, dy)?, &tokens_there, shard, &mut got)?;
         embedding_shard_backward(dy, tokens, shard, &mut want)?;
-        assert_close(&format!("gradient of shard {rank}"), &got, &want, 0.0, 0.0)?;
+        let (eps, far) = sums(got.dtype(), tokens.numel());
+        assert_close(&format!("gradient of shard {rank}"), &got, &want, eps, far)?;
     }
     Ok(())
 }

@@ -2,13 +2,12 @@
 
 use ferrotron_tensor::ops::cross_entropy::{CrossEntropyConfig, VocabShard};
 use ferrotron_tensor::ops::linear_cross_entropy::{
-    Gradients, HeadWeights, LinearCrossEntropy, linear_cross_entropy,
-    linear_cross_entropy_backward, linear_cross_entropy_shard,
+    HeadWeights, LinearCrossEntropy, linear_cross_entropy, linear_cross_entropy_shard,
 };
-use ferrotron_tensor::ops::matmul::Accum;
 use ferrotron_tensor::{DType, Result, Tensor};
 
 use crate::both::{assert_close, cpu, there};
+use crate::reference::head::{ALL, gradients};
 use crate::reference::shards::{Rank, on_ranks, shard_of};
 use crate::support::{FLOATS, gpu, random};
 
@@ -42,23 +41,15 @@ fn run(
 ) -> Result<[Tensor; 4]> {
     let head = HeadWeights { softcap, ..HeadWeights::from(weight) };
     let found = match shard {
-        None => linear_cross_entropy(x, head, targets, &CONFIG, bytes)?,
+        None => linear_cross_entropy(x, head, targets, &CONFIG, bytes, ALL)?,
         Some((shard, rank)) => {
-            linear_cross_entropy_shard(x, head, targets, &CONFIG, bytes, (shard, rank))?
+            linear_cross_entropy_shard(x, head, targets, &CONFIG, bytes, ALL, (shard, rank))?
         }
     };
     let LinearCrossEntropy { loss, lse, kept } = found;
     let mut dweight = Tensor::full(x.device(), lse.dtype(), weight.dims(), 1.0)?;
-    let scale = Tensor::full(x.device(), lse.dtype(), &[], SCALE)?;
-    let mut dx = None;
-    let mut take = |found| {
-        dx = Some(found);
-        Ok(())
-    };
-    let to = Some((&mut dweight, Accum::Add));
-    let wanted = Gradients { scale: &scale, input: Some(&mut take), weight: to, bias: None };
-    linear_cross_entropy_backward(kept, x, head, targets, &lse, &CONFIG, wanted)?;
-    Ok([loss, lse, dx.expect("dx is handed over"), dweight])
+    let dx = gradients(kept, (x, head, targets), &lse, &CONFIG, SCALE, &mut dweight)?;
+    Ok([loss, lse, dx, dweight])
 }
 
 /// Tolerances of logits up to 4, which are sums of C products up to 1, rounded to the dtype. lse is as far off as they

@@ -8,6 +8,7 @@ mod creation;
 mod cross_entropy;
 mod embedding;
 mod flat;
+mod glu;
 mod graph;
 mod indices;
 mod linear_cross_entropy;

@@ -1,6 +1,7 @@
 //! Helpers of the tests of fused operations: seeded inputs, naive f64 arithmetic and comparisons.
 #![allow(dead_code)] // each test program uses its part
 
+pub mod head;
 pub mod shards;
 
 use ferrotron_tensor::{DType, Device, RandomKey, Result, Tensor, bf16, f16};

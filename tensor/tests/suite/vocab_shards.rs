@@ -2,11 +2,11 @@
 
 use std::sync::atomic::Ordering::Relaxed;
 
+use crate::reference::head::{ALL, gradients};
 use crate::reference::shards::*;
 use crate::reference::*;
 use ferrotron_tensor::ops::cross_entropy::*;
 use ferrotron_tensor::ops::linear_cross_entropy::*;
-use ferrotron_tensor::ops::matmul::Accum;
 use ferrotron_tensor::{DType, Device, Result, Tensor};
 
 const N: usize = 12;
@@ -19,8 +19,8 @@ struct Found {
     lse: Tensor,
     dx: Tensor,
     dweight: Tensor,
-    /// Whether logits are kept, tokens of a chunk, calls of the join and elements it got.
-    made: (bool, usize, usize, usize),
+    /// Whether logits are kept, calls of the join and elements it got.
+    made: (bool, usize, usize),
 }
 
 fn config(smoothing: f64) -> CrossEntropyConfig {
@@ -34,28 +34,21 @@ fn head(
     shard: Option<(VocabShard, &Rank)>,
 ) -> Result<Found> {
     let found = match shard {
-        None => linear_cross_entropy(x, weight, targets, config, bound)?,
+        None => linear_cross_entropy(x, weight, targets, config, bound, ALL)?,
         Some((shard, rank)) => {
-            linear_cross_entropy_shard(x, weight, targets, config, bound, (shard, rank))?
+            linear_cross_entropy_shard(x, weight, targets, config, bound, ALL, (shard, rank))?
         }
     };
     let (loss, lse) = (found.loss, found.lse);
     let count = |rank: &Rank| (rank.calls.load(Relaxed), rank.elements.load(Relaxed));
     let (calls, elements) = shard.map_or((0, 0), |(_, rank)| count(rank));
-    let made = (found.kept.logits().is_some(), found.kept.tokens_per_chunk(), calls, elements);
+    let made = (matches!(found.kept, Kept::Logits(_)), calls, elements);
     let mut dweight = Tensor::zeros(x.device(), lse.dtype(), weight.dims())?;
-    let mut dx = None;
-    let mut take = |found| {
-        dx = Some(found);
-        Ok(())
-    };
-    let weight_to = Some((&mut dweight, Accum::Add));
-    let scale = Tensor::full(x.device(), lse.dtype(), &[], SCALE)?;
-    let wanted = Gradients { scale: &scale, input: Some(&mut take), weight: weight_to, bias: None };
-    linear_cross_entropy_backward(found.kept, x, weight, targets, &lse, config, wanted)?;
+    let operands = (x, weight.into(), targets);
+    let dx = gradients(found.kept, operands, &lse, config, SCALE, &mut dweight)?;
     // Backward joins nothing.
     assert_eq!(shard.map_or((0, 0), |(_, rank)| count(rank)), (calls, elements));
-    Ok(Found { loss, lse, dx: dx.expect("dx is handed over"), dweight, made })
+    Ok(Found { loss, lse, dx, dweight, made })
 }
 
 fn targets_of(device: &Device, list: impl Fn(i64) -> i64) -> Result<Tensor> {
@@ -89,7 +82,7 @@ fn check(dtype: DType, ranks: usize, v: usize, smoothing: f64, chunk: usize, tar
     for (rank, found) in found.iter().enumerate() {
         let name = format!("{name}, rank {rank}");
         let per_token = if smoothing == 0.0 { 3 } else { 4 };
-        let made = (chunk >= N, chunk.min(N), 2 * N.div_ceil(chunk), per_token * N);
+        let made = (chunk >= N, 2 * N.div_ceil(chunk), per_token * N);
         assert_eq!(found.made, made, "{name}");
         let whole = |x: &Tensor| x.to_f64().unwrap();
         assert_close(&format!("{name} loss"), &found.loss, &whole(&want.loss), N as f64 * eps);
@@ -239,7 +232,7 @@ fn every_shard_finds_the_same_error() -> Result<()> {
             let (shard, classes) = shard_of(rank.rank, 4, 13);
             let weight = weight.narrow(0, shard.offset, classes)?;
             let shard = VocabShard { offset: shard.offset + shift, ..shard };
-            linear_cross_entropy_shard(&x, &weight, targets, &config, 64, (shard, &rank))
+            linear_cross_entropy_shard(&x, &weight, targets, &config, 64, ALL, (shard, &rank))
         })
     };
     for found in run(&targets, 0) {
@@ -263,7 +256,8 @@ fn every_shard_finds_the_same_error() -> Result<()> {
         }
     }
     let shard = VocabShard { offset: 0, global: 13, shards: 1 };
-    let found = linear_cross_entropy_shard(&x, &weight, &targets, &config, 104, (shard, &Scalar));
+    let shard = (shard, &Scalar as &dyn VocabAllReduce);
+    let found = linear_cross_entropy_shard(&x, &weight, &targets, &config, 104, ALL, shard);
     assert_eq!(found.unwrap_err().to_string(), "join_shards: joining [2] gave [1]");
     Ok(())
 }

@@ -8,6 +8,7 @@ use ferrotron_tensor::{Result, Tensor};
 use super::{BINARY, CUBE, OpCase, ROWS, UNARY, ids, row};
 
 const TWO_ROWS: &[super::Shapes] = &[&[&[2, 3], &[2, 3]], &[&[1, 1], &[1, 1]], &[&[0, 3], &[0, 3]]];
+const HALVES: &[super::Shapes] = &[&[&[2, 3, 4]], &[&[1, 2]], &[&[0, 4]], &[&[2, 0]]];
 const MATRICES: &[super::Shapes] = &[&[&[2, 3, 4]], &[&[3, 3]], &[&[1, 1]], &[&[0, 3]]];
 
 pub fn views() -> Vec<OpCase> {
@@ -99,6 +100,8 @@ pub fn reductions() -> Vec<OpCase> {
         row("softmax", "inner dim", CUBE, |x| x[0].softmax(1)),
         row("log_softmax", "last dim", ROWS, |x| x[0].log_softmax(-1)),
         row("log_softmax", "inner dim", CUBE, |x| x[0].log_softmax(1)),
+        row("swiglu", "", HALVES, |x| x[0].swiglu()),
+        row("geglu", "", HALVES, |x| x[0].geglu()),
     ]
 }
 

@@ -14,6 +14,7 @@ mod cross_entropy;
 mod dropout;
 mod ema;
 mod far;
+mod glu;
 mod index;
 mod momentum;
 mod norm;
@@ -52,6 +53,7 @@ const CHECKS: &[Check] = &[
     ("cross_entropy", cross_entropy::check),
     ("dropout", dropout::check),
     ("ema", ema::check),
+    ("glu", glu::check),
     ("index", index::check),
     ("lion", momentum::check_lion),
     ("norm", norm::check),
@@ -123,4 +125,4 @@ macro_rules! tests {
         }
     };
 }
-tests! { adafactor adamw argsort attention attention_bias attention_rows cast compare copy cross_entropy dropout ema index lion norm outcome pointwise random reduce rotary round sgd softmax sort sq_norm step zero_bitmap }
+tests! { adafactor adamw argsort attention attention_bias attention_rows cast compare copy cross_entropy dropout ema glu index lion norm outcome pointwise random reduce rotary round sgd softmax sort sq_norm step zero_bitmap }

@@ -1,6 +1,7 @@
 use ferrotron_tensor::ops::pointwise::{
     add_assign, binary, binary_backward, unary, unary_backward,
 };
+use ferrotron_tensor::ops::scale::scale;
 use ferrotron_tensor::ops::table::{Binary, Saves, Unary};
 use ferrotron_tensor::{DType, Tensor};
 
@@ -19,6 +20,15 @@ pub fn check(simulator: &Simulator) {
             (&[5, 1], &[3, 1, 7]),
         ] {
             binary_rows(simulator, dtype, a, b);
+        }
+        for n in [0, 1, 33, 2500] {
+            let x = random(dtype, &[n], 1);
+            let factor = Tensor::full(&device(), dtype.accumulator(), &[], 0.3).unwrap();
+            let (mut memory, by) = (bytes(&x), bytes(&factor));
+            let (grid, block) = elementwise(n);
+            let kernel = simulator.kernel("scale", element(dtype));
+            kernel.in_out(&mut memory).input(&by).value(n as u64).run(grid, block);
+            assert_same("scale", &read(dtype, &[n], &memory), &scale(x, &factor).unwrap());
         }
         for dims in [&[1001][..], &[5, 33], &[3, 4, 9]] {
             let (y, x) = (random(dtype, dims, 1), random(dtype, dims, 2));

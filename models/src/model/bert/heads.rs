@@ -15,9 +15,7 @@ use ferrotron_tensor::ops::reduce::KeepDims;
 use ferrotron_tensor::{At, Result, Tensor};
 
 use super::config::{BertConfig, PooledHeadKind};
-
-/// Maximum bytes of logits that are saved from forward to backward; larger ones are recomputed.
-const MAX_LOGITS_BYTES: usize = 256 << 20;
+use crate::model::logits_limit::max_logits_bytes;
 
 /// The head for masked tokens: a dense layer, an activation and a norm, then the token embedding with a bias.
 #[derive(Debug, Clone, Module)]
@@ -65,9 +63,8 @@ impl MaskedLmHead {
     /// The summed cross-entropy of (B, T, C) against targets (B, T); negative targets are ignored.
     pub fn loss(&self, x: &Var, targets: &Tensor) -> Result<Loss> {
         let (x, config) = (self.features(x)?, CrossEntropyConfig::default());
-        let loss =
-            self.tp.linear_cross_entropy(&x, self.params(), targets, &config, MAX_LOGITS_BYTES);
-        loss.at("mlm_head")
+        let (params, limit) = (self.params(), max_logits_bytes(targets.device()));
+        self.tp.linear_cross_entropy(&x, params, targets, &config, limit).at("mlm_head")
     }
 
     /// (B, T, C) -> logits (B, T, V).

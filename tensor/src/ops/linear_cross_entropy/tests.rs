@@ -1,6 +1,7 @@
 use super::*;
 use crate::ops::cross_entropy::{cross_entropy, cross_entropy_backward};
 use crate::ops::matmul::{linear, matmul};
+use crate::ops::pointwise::add_assign;
 use crate::ops::testing::*;
 use crate::{DType, Device};
 
@@ -21,7 +22,49 @@ fn scalar(x: &Tensor, value: f64) -> Tensor {
     Tensor::full(x.device(), x.dtype().accumulator(), &[], value).unwrap()
 }
 
-/// dx, and dW written or added to `dweight`.
+const ALL: WantedGradients = WantedGradients { input: true, weight: true, bias: false };
+
+/// dx and db, and dW written or added to `dweight`.
+fn gradients<'a>(
+    found: LinearCrossEntropy,
+    (x, head, t): (&Tensor, impl Into<HeadWeights<'a>>, &Tensor),
+    config: &CrossEntropyConfig,
+    scale: f64,
+    (dweight, accum): (&mut Tensor, Accum),
+) -> (Option<Tensor>, Option<Tensor>) {
+    let (scale, head) = (scalar(x, scale), head.into());
+    match found.kept {
+        Kept::Nothing => (None, None),
+        Kept::Gradients(formed) => {
+            let formed = formed.scaled(&scale).unwrap();
+            let sum = formed.weight.unwrap().cast(dweight.dtype()).unwrap();
+            match accum {
+                Accum::Add => add_assign(dweight, &sum).unwrap(),
+                Accum::Replace => dweight.copy_from(&sum).unwrap(),
+            }
+            (formed.input, formed.bias)
+        }
+        Kept::Logits(kept) => {
+            let (mut dx, mut db) = (None, None);
+            let mut take = |found| {
+                dx = Some(found);
+                Ok(())
+            };
+            let mut take_bias = |found| {
+                db = Some(found);
+                Ok(())
+            };
+            let bias: Option<GradSink> =
+                if head.bias.is_some() { Some(&mut take_bias) } else { None };
+            let weight = Some((dweight, accum));
+            let wanted = Gradients { scale: &scale, input: Some(&mut take), weight, bias };
+            linear_cross_entropy_backward(kept, x, head, t, &found.lse, config, wanted).unwrap();
+            (dx, db)
+        }
+    }
+}
+
+/// [`gradients`] of a head without bias: dx.
 fn backward(
     found: LinearCrossEntropy,
     (x, w, t): (&Tensor, &Tensor, &Tensor),
@@ -29,16 +72,7 @@ fn backward(
     scale: f64,
     weight: (&mut Tensor, Accum),
 ) -> Tensor {
-    let scale = scalar(x, scale);
-    let mut dx = None;
-    let mut take = |found| {
-        dx = Some(found);
-        Ok(())
-    };
-    let wanted =
-        Gradients { scale: &scale, input: Some(&mut take), weight: Some(weight), bias: None };
-    linear_cross_entropy_backward(found.kept, x, w, t, &found.lse, config, wanted).unwrap();
-    dx.expect("dx is handed over")
+    gradients(found, (x, w, t), config, scale, weight).0.expect("dx is handed over")
 }
 
 #[test]
@@ -66,23 +100,32 @@ fn every_bound_gives_what_the_composed_ops_give() {
             (N * row_bytes, N, true),
         ] {
             for (x, w) in variants(&x).iter().zip(variants(&w)) {
-                let got = linear_cross_entropy(x, &w, &t, &SMOOTH, bound).unwrap();
-                assert_eq!(got.kept.tokens_per_chunk(), chunk);
-                assert_eq!(got.kept.logits().is_some(), kept);
+                let found = || linear_cross_entropy(x, &w, &t, &SMOOTH, bound, ALL).unwrap();
+                let got = found();
+                assert_eq!(matches!(got.kept, Kept::Logits(_)), kept);
+                assert_eq!(matches!(got.kept, Kept::Gradients(_)), !kept);
                 assert_eq!(bits(&got.loss), bits(&want.loss));
                 assert_eq!(bits(&got.lse), bits(&want.lse));
-                // The running sum is rounded once per chunk.
+                // The running sum, of formed gradients in the accumulator dtype, is rounded once per chunk.
                 let eps = 4.0 * (N / chunk) as f64 * dtype.epsilon();
                 let mut dweight = Tensor::full(&device, dtype, &[V, C], 1.0).unwrap();
                 let dx = backward(got, (x, &w, &t), &SMOOTH, 0.5, (&mut dweight, Accum::Add));
+                // A half scales exactly, before the products or behind them.
                 assert_eq!((dx.dims(), bits(&dx)), (x.dims(), bits(&want_dx)));
                 assert_close("dweight added", &dweight, &once, eps);
-                let got = linear_cross_entropy(x, &w, &t, &SMOOTH, bound).unwrap();
-                let weight = Some((&mut dweight, Accum::Replace));
-                let wanted = Gradients { scale: &half, input: None, weight, bias: None };
-                linear_cross_entropy_backward(got.kept, x, &w, &t, &got.lse, &SMOOTH, wanted)
-                    .unwrap();
+                let to = (&mut dweight, Accum::Replace);
+                backward(found(), (x, &w, &t), &SMOOTH, 0.5, to);
                 assert_close("dweight", &dweight, &want_dw, eps);
+                // Only what is asked for, and nothing without a wish.
+                let wanted = WantedGradients { input: true, ..WantedGradients::default() };
+                let got = linear_cross_entropy(x, &w, &t, &SMOOTH, bound, wanted).unwrap();
+                if let Kept::Gradients(formed) = got.kept {
+                    assert_eq!(formed.tensors().count(), 1);
+                }
+                let wanted = WantedGradients::default();
+                let got = linear_cross_entropy(x, &w, &t, &SMOOTH, bound, wanted).unwrap();
+                assert!(matches!(got.kept, Kept::Nothing));
+                assert_eq!(bits(&got.loss), bits(&want.loss));
             }
         }
     }
@@ -95,11 +138,11 @@ fn gradients_equal_central_differences() {
     let t = targets(&device, &[N]);
     let of = |dims: &[usize], values: &[f64]| tensor(&device, DType::F64, dims, values);
     let loss = |x: &[f64], w: &[f64]| {
-        let found = linear_cross_entropy(&of(&[N, C], x), &of(&[V, C], w), &t, &SMOOTH, 300);
+        let found = linear_cross_entropy(&of(&[N, C], x), &of(&[V, C], w), &t, &SMOOTH, 300, ALL);
         found.unwrap().loss.item().unwrap()
     };
     let (xs, ws) = (of(&[N, C], &x), of(&[V, C], &w));
-    let found = linear_cross_entropy(&xs, &ws, &t, &SMOOTH, 300).unwrap();
+    let found = linear_cross_entropy(&xs, &ws, &t, &SMOOTH, 300, ALL).unwrap();
     let mut dweight = of(&[V, C], &[0.0; V * C]);
     let dx = backward(found, (&xs, &ws, &t), &SMOOTH, 1.0, (&mut dweight, Accum::Replace));
     assert_gradient("dx", &x, &dx, |x| loss(x, &w));
@@ -119,12 +162,12 @@ fn the_bound_bounds_memory_and_threads_do_not_show() {
         let bound = 10 * v * 4;
         let before = device.memory().current;
         device.reset_memory_peaks();
-        let found = linear_cross_entropy(&x, &w, &t, &config, bound)?;
+        let found = linear_cross_entropy(&x, &w, &t, &config, bound, ALL)?;
         let loss = found.loss.clone();
         let dx = backward(found, (&x, &w, &t), &config, 1.0, (&mut dweight, Accum::Add));
-        let small = (n * c + 3 * n + 64) * 4; // dx, lse, the losses and the loss
+        let small = (n * c + v * c + 3 * n + 64) * 4; // dx, dW, lse, the losses and the loss
         let peak = device.memory().peak - before;
-        assert!(peak <= bound + small, "peak {peak}, bound {bound}, dx and lse {small}");
+        assert!(peak <= bound + small, "peak {peak}, bound {bound}, gradients and lse {small}");
         Ok(vec![loss, dx, dweight])
     });
 }
@@ -136,13 +179,13 @@ fn sixteen_bits_add_into_single_precision_and_nothing_is_fine() {
     let (x, w) =
         (tensor(&device, DType::BF16, &[N, C], &x), tensor(&device, DType::BF16, &[V, C], &w));
     let t = targets(&device, &[N]);
-    let found = linear_cross_entropy(&x, &w, &t, &SMOOTH, 40).unwrap();
+    let found = linear_cross_entropy(&x, &w, &t, &SMOOTH, 40, ALL).unwrap();
     let mut dweight = Tensor::zeros(&device, DType::F32, &[V, C]).unwrap();
     backward(found, (&x, &w, &t), &SMOOTH, 1.0, (&mut dweight, Accum::Add));
     assert!(dweight.to_f64().unwrap().iter().any(|&x| x != 0.0));
 
     let (none, t) = (x.narrow(0, 0, 0).unwrap(), targets(&device, &[0]));
-    let found = linear_cross_entropy(&none, &w, &t, &SMOOTH, 40).unwrap();
+    let found = linear_cross_entropy(&none, &w, &t, &SMOOTH, 40, ALL).unwrap();
     assert_eq!(found.loss.item().unwrap(), 0.0);
     let dx = backward(found, (&none, &w, &t), &SMOOTH, 1.0, (&mut dweight, Accum::Replace));
     assert_eq!(dx.dims(), [0, C]);
@@ -156,7 +199,7 @@ fn errors_name_the_dims() {
     let w = Tensor::zeros(&device, DType::F32, &[4, 5]).unwrap();
     let t = targets(&device, &[2]);
     assert_eq!(
-        message(linear_cross_entropy(&x, &w, &t, &SMOOTH, 100)),
+        message(linear_cross_entropy(&x, &w, &t, &SMOOTH, 100, ALL)),
         "linear_cross_entropy: needs x (.., C), W (V, C) and targets (..), got [2, 3], [4, 5] and [2]"
     );
 }
@@ -175,23 +218,18 @@ fn a_bias_is_a_column_of_ones() {
     };
     let (x_1, w_1) = (of(&[N, C + 1], &wide(&x, &|_| 1.0)), of(&[V, C + 1], &wide(&w, &|i| b[i])));
     let (x, w, b) = (of(&[N, C], &x), of(&[V, C], &w), of(&[V], &b));
-    let (t, half) = (targets(&device, &[N]), scalar(&x, 0.5));
+    let t = targets(&device, &[N]);
     let head = HeadWeights { weight: &w, bias: Some(&b), softcap: None };
     for bound in [0, 300, 1 << 20] {
-        let want = linear_cross_entropy(&x_1, &w_1, &t, &SMOOTH, bound).unwrap();
-        let got = linear_cross_entropy(&x, head, &t, &SMOOTH, bound).unwrap();
+        let want = linear_cross_entropy(&x_1, &w_1, &t, &SMOOTH, bound, ALL).unwrap();
+        let all = WantedGradients { bias: true, ..ALL };
+        let got = linear_cross_entropy(&x, head, &t, &SMOOTH, bound, all).unwrap();
         assert_close("loss", &got.loss, &want.loss.to_f64().unwrap(), 1e-14);
         let mut want_dw = Tensor::zeros(&device, DType::F64, &[V, C + 1]).unwrap();
         backward(want, (&x_1, &w_1, &t), &SMOOTH, 0.5, (&mut want_dw, Accum::Replace));
         let mut dw = Tensor::zeros(&device, DType::F64, &[V, C]).unwrap();
-        let mut db = None;
-        let mut take = |found| {
-            db = Some(found);
-            Ok(())
-        };
-        let weight = Some((&mut dw, Accum::Replace));
-        let wanted = Gradients { scale: &half, input: None, weight, bias: Some(&mut take) };
-        linear_cross_entropy_backward(got.kept, &x, head, &t, &got.lse, &SMOOTH, wanted).unwrap();
+        let to = (&mut dw, Accum::Replace);
+        let (_, db) = gradients(got, (&x, head, &t), &SMOOTH, 0.5, to);
         let column = |from: usize, len: usize| {
             want_dw.narrow(1, from, len).unwrap().contiguous().unwrap().to_f64().unwrap()
         };
@@ -200,6 +238,6 @@ fn a_bias_is_a_column_of_ones() {
     }
     let short = of(&[V - 1], &values(V - 1, 7));
     let head = HeadWeights { weight: &w, bias: Some(&short), softcap: None };
-    let error = linear_cross_entropy(&x, head, &t, &SMOOTH, 0).unwrap_err().to_string();
+    let error = linear_cross_entropy(&x, head, &t, &SMOOTH, 0, ALL).unwrap_err().to_string();
     assert_eq!(error, "linear_cross_entropy: needs a bias (V), got [8] for W [9, 5]");
 }
