@@ -15,6 +15,9 @@ const TILE: [usize; 2] = [128, 2048];
 
 const LANES: usize = 16;
 
+/// Rows whose squares are summed together.
+const TOGETHER: usize = 4;
+
 pub(super) fn sum_squares<G: Element>(
     device: &Device,
     shape: &MatrixBatch,
@@ -66,27 +69,45 @@ fn add_parts(device: &Device, sums: &mut [f64], parts: &[f64], len: usize) {
     });
 }
 
+#[inline(always)]
+fn add_square<G: Element>(lane: &mut f64, column: &mut f64, x: G) {
+    let square = x.acc().f64() * x.acc().f64();
+    *lane += square;
+    *column += square;
+}
+
 vectorized! {
-    /// Sums the squares of a tile whose rows are `width` elements apart.
+    /// Sums the squares of a tile whose rows are `width` elements apart. [`TOGETHER`] rows at a time load and store the sums
+    /// of columns once; each column still adds its rows in order.
     fn add_squares<G: Element>(grads: &[G], width: usize, rows: &mut [f64], columns: &mut [f64]) {
         let whole = columns.len() / LANES * LANES;
-        for (grads, sum) in grads.chunks(width).zip(rows) {
-            let mut lanes = [0.0_f64; LANES];
-            let (columns, last_columns) = columns.split_at_mut(whole);
-            let (grads, last_grads) = grads[..whole + last_columns.len()].split_at(whole);
-            for (grads, columns) in grads.chunks_exact(LANES).zip(columns.chunks_exact_mut(LANES)) {
-                for ((lane, column), x) in lanes.iter_mut().zip(columns).zip(grads) {
-                    let square = x.acc().f64() * x.acc().f64();
-                    *lane += square;
-                    *column += square;
+        for (grads, sums) in grads.chunks(TOGETHER * width).zip(rows.chunks_mut(TOGETHER)) {
+            let mut lanes = [[0.0_f64; LANES]; TOGETHER];
+            let row = |at: usize| &grads[at * width..][..columns.len()];
+            if sums.len() == TOGETHER {
+                let together: [&[G]; TOGETHER] = std::array::from_fn(row);
+                for start in (0..whole).step_by(LANES) {
+                    let mut column = [0.0_f64; LANES];
+                    column.copy_from_slice(&columns[start..start + LANES]);
+                    for (row, lanes) in together.iter().zip(&mut lanes) {
+                        let row = &row[start..start + LANES];
+                        for ((lane, column), x) in lanes.iter_mut().zip(&mut column).zip(row) {
+                            add_square(lane, column, *x);
+                        }
+                    }
+                    columns[start..start + LANES].copy_from_slice(&column);
                 }
             }
-            for ((lane, column), x) in lanes.iter_mut().zip(last_columns).zip(last_grads) {
-                let square = x.acc().f64() * x.acc().f64();
-                *lane += square;
-                *column += square;
+            let first = if sums.len() == TOGETHER { whole } else { 0 };
+            for ((at, sum), lanes) in sums.iter_mut().enumerate().zip(&mut lanes) {
+                let row = &grads[at * width..][first..columns.len()];
+                for (row, columns) in row.chunks(LANES).zip(columns[first..].chunks_mut(LANES)) {
+                    for ((lane, column), x) in lanes.iter_mut().zip(columns).zip(row) {
+                        add_square(lane, column, *x);
+                    }
+                }
+                *sum = lanes.iter().sum();
             }
-            *sum = lanes.into_iter().sum();
         }
     }
 
