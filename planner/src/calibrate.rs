@@ -196,6 +196,7 @@ mod tests {
                 f32: 1e11,
                 f64: 5e10,
                 bf16: 2e11,
+                f16: 1e11,
                 read: 1e10,
                 update: 1.5e10,
                 cache: 6e10,

@@ -41,6 +41,8 @@ pub struct Ceilings {
     pub f64: f64,
     /// The same as products of two bf16 matrices compute them.
     pub bf16: f64,
+    /// The same of f16 matrices: in f32 on processors.
+    pub f16: f64,
     /// Bytes read from memory.
     pub read: f64,
     /// Bytes read and written where each element is read, changed and written.
@@ -109,7 +111,7 @@ impl Ceilings {
             }
             2 * 4 * part.len() * passes
         });
-        Ok(Ceilings { f32, f64, bf16, read, update, cache })
+        Ok(Ceilings { f32, f64, bf16, f16: f32, read, update, cache })
     }
 
     fn measure_gpu(device: &Device) -> Result<Ceilings> {
@@ -145,14 +147,17 @@ impl Ceilings {
                 Ok((work, rate))
             })
         };
-        let [f32, f64, bf16] = [DType::F32, DType::F64, DType::BF16].map(products);
+        let dtypes = [DType::F32, DType::F64, DType::BF16, DType::F16];
+        let [f32, f64, bf16, f16] = dtypes.map(products);
         let copy = grown(1 << 20, BYTES[1], &|bytes| {
-            let x = Tensor::zeros(device, DType::U8, &[bytes])?;
-            let mut y = Tensor::empty(device, DType::U8, x.dims())?;
+            let spec = ShardSpec::unsharded(&[bytes / DType::F32.size()]);
+            let x = normal(device, DType::F32, &spec, &RandomKey::new(0, 0, "copied"), 0.0, 1.0)?;
+            let mut y = Tensor::empty(device, DType::F32, x.dims())?;
             let work = 2.0 * bytes as f64;
             Ok((work, best(work, &mut || y.copy_from(&x))?))
         })?;
-        Ok(Ceilings { f32: f32?, f64: f64?, bf16: bf16?, read: copy, update: copy, cache: copy })
+        let [read, update, cache] = [copy; 3];
+        Ok(Ceilings { f32: f32?, f64: f64?, bf16: bf16?, f16: f16?, read, update, cache })
     }
 
     /// Bytes of the second-level cache of a core; half a MiB where Linux states none.
@@ -163,11 +168,12 @@ impl Ceilings {
         kibibytes.filter(|size| *size > 0).map_or(CACHE, |size| size << 10)
     }
 
-    /// Floating-point operations per second on operands of `dtype`. f16 is computed in f32.
+    /// Floating-point operations per second on operands of `dtype`.
     pub fn products(&self, dtype: DType) -> f64 {
         match dtype {
             DType::F64 => self.f64,
             DType::BF16 => self.bf16,
+            DType::F16 => self.f16,
             _ => self.f32,
         }
     }
@@ -177,7 +183,8 @@ impl Ceilings {
     ///
     /// ```
     /// use ferrotron_tensor::{DType, ceilings::Ceilings};
-    /// let ceilings = Ceilings { f32: 2e9, f64: 1e9, bf16: 4e9, read: 1e9, update: 1.5e9, cache: 9e9 };
+    /// let [f32, f64, bf16, f16] = [2e9, 1e9, 4e9, 2e9];
+    /// let ceilings = Ceilings { f32, f64, bf16, f16, read: 1e9, update: 1.5e9, cache: 9e9 };
     /// assert_eq!(ceilings.least_seconds(DType::BF16, 8e9, 1e9, 0.0), 2.0); // products decide
     /// assert_eq!(ceilings.least_seconds(DType::F32, 0.0, 3e9, 0.0), 3.0);
     /// assert_eq!(ceilings.least_seconds(DType::F32, 0.0, 3e9, 3e9), 4.0);
@@ -243,9 +250,9 @@ mod tests {
 
     #[test]
     fn every_ceiling_is_a_speed_and_fake_devices_are_refused() {
-        let Ceilings { f32, f64, bf16, read, update, cache } =
+        let Ceilings { f32, f64, bf16, f16, read, update, cache } =
             Ceilings::measure(&Device::cpu(2).unwrap()).unwrap();
-        for speed in [f32, f64, bf16, read, update, cache] {
+        for speed in [f32, f64, bf16, f16, read, update, cache] {
             assert!(speed.is_finite() && speed > 1e6, "{speed}");
         }
         let error = Ceilings::measure(&Device::fake(1).unwrap()).unwrap_err().to_string();

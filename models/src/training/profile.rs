@@ -55,6 +55,8 @@ pub struct ProfileCeilings {
     pub f64_gflops: f64,
     /// The same of products of bf16 matrices.
     pub bf16_gflops: f64,
+    /// The same of products of f16 matrices.
+    pub f16_gflops: f64,
     /// 10^9 bytes per second, read only.
     pub read_gb_per_s: f64,
     /// 10^9 bytes per second, read and written.
@@ -125,6 +127,7 @@ impl Profile {
                 f32_gflops: giga(ceilings.f32),
                 f64_gflops: giga(ceilings.f64),
                 bf16_gflops: giga(ceilings.bf16),
+                f16_gflops: giga(ceilings.f16),
                 read_gb_per_s: giga(ceilings.read),
                 update_gb_per_s: giga(ceilings.update),
             },

@@ -102,7 +102,8 @@ fn work_outside_of_steps_is_left_out() -> Result<()> {
         steps: 2,
         ..BenchConfig::new(GptConfig::gpt2(VOCAB, LAYERS, WIDTH, 4, LENGTH))
     };
-    let ceilings = Ceilings { f32: 1.0, f64: 1.0, bf16: 1.0, read: 1.0, update: 1.0, cache: 1.0 };
+    let ceilings =
+        Ceilings { f32: 1.0, f64: 1.0, bf16: 1.0, f16: 1.0, read: 1.0, update: 1.0, cache: 1.0 };
     let found =
         profile(&ceilings, &Device::cpu(1)?, || bench(&config, &Device::cpu(1)?).map(drop))?;
     let sum = found.operations.iter().map(|row| row.ms).sum::<f64>() + found.other_ms;
@@ -113,7 +114,8 @@ fn work_outside_of_steps_is_left_out() -> Result<()> {
 
 #[test]
 fn without_a_step_there_is_no_profile() -> Result<()> {
-    let ceilings = Ceilings { f32: 1.0, f64: 1.0, bf16: 1.0, read: 1.0, update: 1.0, cache: 1.0 };
+    let ceilings =
+        Ceilings { f32: 1.0, f64: 1.0, bf16: 1.0, f16: 1.0, read: 1.0, update: 1.0, cache: 1.0 };
     let error = profile(&ceilings, &Device::cpu(1)?, || Ok(())).unwrap_err().to_string();
     assert!(error.contains("no step"), "{error}");
     Ok(())

@@ -151,12 +151,12 @@ fn table(profile: &Profile, threads: Option<usize>) -> String {
         Some(threads) => format!("{threads} threads reach"),
         None => "The GPU reaches".into(),
     };
-    let ProfileCeilings { f32_gflops, f64_gflops, bf16_gflops, read_gb_per_s, update_gb_per_s } =
-        ceilings;
+    let ProfileCeilings { f32_gflops, f64_gflops, bf16_gflops, f16_gflops, .. } = ceilings;
+    let ProfileCeilings { read_gb_per_s, update_gb_per_s, .. } = ceilings;
     let _ = writeln!(
         out,
         "means of {steps} steps. {reach} {f32_gflops:.0} GFLOP/s in f32, {f64_gflops:.0} in f64, \
-         {bf16_gflops:.0} in bf16;\nmemory {read_gb_per_s:.1} GB/s read, {update_gb_per_s:.1} GB/s read and written"
+         {bf16_gflops:.0} in bf16, {f16_gflops:.0} in f16;\nmemory {read_gb_per_s:.1} GB/s read, {update_gb_per_s:.1} GB/s read and written"
     );
     out
 }
@@ -172,6 +172,7 @@ mod tests {
             f32_gflops: 270.0,
             f64_gflops: 135.0,
             bf16_gflops: 4000.0,
+            f16_gflops: 270.0,
             read_gb_per_s: 21.0,
             update_gb_per_s: 36.5,
         };
