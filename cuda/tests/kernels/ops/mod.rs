@@ -15,6 +15,7 @@ mod dropout;
 mod ema;
 mod far;
 mod index;
+mod loss_scale;
 mod momentum;
 mod norm;
 mod outcome;
@@ -54,6 +55,7 @@ const CHECKS: &[Check] = &[
     ("ema", ema::check),
     ("index", index::check),
     ("lion", momentum::check_lion),
+    ("loss_scale", loss_scale::check),
     ("norm", norm::check),
     ("outcome", outcome::check),
     ("pointwise", pointwise::check),
@@ -123,4 +125,4 @@ macro_rules! tests {
         }
     };
 }
-tests! { adafactor adamw argsort attention attention_bias attention_rows cast compare copy cross_entropy dropout ema index lion norm outcome pointwise random reduce rotary round sgd softmax sort sq_norm step zero_bitmap }
+tests! { adafactor adamw argsort attention attention_bias attention_rows cast compare copy cross_entropy dropout ema index lion loss_scale norm outcome pointwise random reduce rotary round sgd softmax sort sq_norm step zero_bitmap }
