@@ -14,11 +14,11 @@ pub(crate) mod recording;
 use ferrotron_tensor::{Error, Result, Tensor};
 use tracing::trace_span;
 
-use crate::Var;
 use crate::engine::anomaly::check_backward;
 use crate::engine::deferred::{DeferredGrads, WeightGrads};
 use crate::engine::node::{Cotangents, Edge, InputGrads, Pending, Source};
 use crate::engine::recording::{Recording, with};
+use crate::{LossGradient, Var};
 
 /// A start of a backward pass: a variable without its value. A pipeline stage keeps this for an output that it has
 /// sent.
@@ -31,10 +31,10 @@ impl GradientEdge {
         GradientEdge(var.edge())
     }
 
-    /// A cotangent filled with `value`.
-    pub fn full(&self, value: f64) -> Result<Tensor> {
+    /// The cotangent of a loss of one element.
+    pub fn cotangent(&self, gradient: &LossGradient) -> Result<Tensor> {
         let (_, spec) = &self.0;
-        Tensor::full(&spec.device, spec.dtype, &spec.dims, value)
+        gradient.tensor(&spec.device, spec.dtype, &spec.dims)
     }
 
     /// Runs backward from this root. See [`backward`].

@@ -26,6 +26,7 @@ mod engine;
 mod gradcheck;
 mod leaf;
 mod lock;
+mod loss_gradient;
 pub mod ops;
 mod saved;
 mod span;
@@ -43,6 +44,7 @@ pub use ferrotron_tensor::ops::matmul::Accum;
 pub use gradcheck::{GradcheckOptions, Mismatch, gradcheck, gradcheck_leaves};
 pub use leaf::{Fetch, GradientReduction, HookId, Leaf, SharedFlatBuffer, missing_gradients};
 pub use lock::lock;
+pub use loss_gradient::LossGradient;
 pub use saved::Saved;
 pub use saved::hooks::saved_tensors_hooks;
 pub use saved::packing::{

@@ -128,18 +128,50 @@ pub struct Step {
     pub found_inf: u64,
 }
 
+/// The loss scale and its history, stored in device memory where kernels read and adapt it.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, Pod, Zeroable)]
+pub struct LossScale {
+    /// Factor of the loss.
+    pub scale: f64,
+    /// Steps without an overflow since the last overflow or change of scale.
+    pub steady: u64,
+    /// Overflows left until the scale is halved.
+    pub patience: u64,
+    /// Number of steps that were applied.
+    pub updates: u64,
+}
+
+/// Parameters of the next step, whose number depends on how many steps the device has skipped.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, Pod, Zeroable)]
+pub struct NextStep {
+    /// The step if the device skips none of those before it.
+    pub step: Step,
+    /// The loss scale, if the host knows it.
+    pub known: LossScale,
+    /// Not 0: the host knows it.
+    pub is_known: u64,
+    /// Number of learning rates kept.
+    pub rows: u64,
+}
+
 /// Parameters of the decision whether a step is applied.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Pod, Zeroable)]
 pub struct Outcome {
     /// Divisor of the summed loss.
     pub tokens: f64,
-    /// Factor that the gradients were multiplied with.
-    pub loss_scale: f64,
     /// Maximum gradient norm; 0 disables clipping.
     pub max_norm: f64,
-    /// Not 0: a step whose gradients overflow is skipped, and training continues.
+    /// Not 0: a step whose gradients overflow is skipped, the loss scale is adapted, and training continues.
     pub skips: u64,
+    /// Steps without an overflow after which the loss scale is doubled.
+    pub window: u64,
+    /// Overflows until the loss scale is halved.
+    pub hysteresis: u64,
+    /// Lower bound of the loss scale.
+    pub minimum: f64,
     /// Number of outcomes kept.
     pub rows: u64,
 }

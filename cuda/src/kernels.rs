@@ -101,6 +101,7 @@ const HEADERS: &[(&str, &str)] = &[
     ("attention.cuh", include_str!("../kernels/attention.cuh")),
     ("attention_passes.cuh", include_str!("../kernels/attention_passes.cuh")),
     ("attention_tiles.cuh", include_str!("../kernels/attention_tiles.cuh")),
+    ("loss_scale.cuh", include_str!("../kernels/loss_scale.cuh")),
     ("mma.cuh", include_str!("../kernels/mma.cuh")),
     ("philox.cuh", include_str!("../kernels/philox.cuh")),
     ("statistics.cuh", include_str!("../kernels/statistics.cuh")),
@@ -133,6 +134,7 @@ files! {
     "glu" FLOATS [];
     "index" FLOATS [];
     "lion" FLOATS [];
+    "loss_scale" ONLY_F64 [];
     "norm" FLOATS [];
     "outcome" ONLY_F64 [];
     "pointwise" FLOATS [];

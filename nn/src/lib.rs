@@ -32,7 +32,7 @@ pub use layers::mlp::{Activation, Mlp, MlpConfig};
 pub use layers::norm::{LayerNorm, Norm, NormGain, RmsNorm};
 pub use layers::position_bias::PositionBias;
 pub use layers::rope_scaling::RopeScaling;
-pub use optimizer::loss_scale::{LossScale, LossScaler};
+pub use optimizer::loss_scale::{LossScale, LossScaleRule, LossScaleState, LossScaler};
 pub use optimizer::schedule;
 pub use optimizer::{
     AdafactorConfig, Block, CustomRule, EMA, MASTER, MuonConfig, MuonScale, Nesterov, NewtonSchulz,

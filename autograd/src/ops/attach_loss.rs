@@ -5,7 +5,7 @@
 
 use ferrotron_tensor::{Error, Result, Tensor};
 
-use crate::{InputGrads, Var};
+use crate::{InputGrads, LossGradient, Var};
 
 impl Var {
     /// The value of `self`. Backward passes its gradient on unchanged, and starts backward of the scalar `loss` with
@@ -26,16 +26,17 @@ impl Var {
     ///
     /// # Errors
     /// A loss that is not a scalar.
-    pub fn attach_loss(&self, loss: &Var, gradient: f64) -> Result<Var> {
+    pub fn attach_loss(&self, loss: &Var, gradient: impl Into<LossGradient>) -> Result<Var> {
         if !loss.dims().is_empty() {
             let message = format!("the loss must be a scalar, got {:?}", loss.dims());
             return Err(Error::shape("attach_loss", message));
         }
+        let gradient = gradient.into();
         let (device, dtype) = (loss.value().device().clone(), loss.value().dtype());
         Var::record(&[self, loss], self.value().clone(), || {
             move |dy: Tensor, grads: &mut InputGrads| {
                 grads.accumulate(0, dy)?;
-                grads.accumulate(1, Tensor::full(&device, dtype, &[], gradient)?)
+                grads.accumulate(1, gradient.tensor(&device, dtype, &[])?)
             }
         })
     }

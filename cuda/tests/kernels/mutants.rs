@@ -101,9 +101,16 @@ const MUTANTS: &[Mutant] = mutants! {
     direction_of_the_new_momentum in "lion": "(A)beta1, one" => "(A)beta2, one";
     plain_momentum_for_nesterov in "sgd": "nesterov ? g + buffer" => "false ? g + buffer";
     update_in_spite_of_infinity in "sgd": "if (step->found_inf) return;" => "";
-    update_after_a_step_that_is_lost in "outcome": "overflow || outcomes[1] != 0" => "overflow";
-    clipped_before_the_loss_scale_is_taken_out in "outcome": "real::sqrt(*sq_norm) / c.loss_scale" => "real::sqrt(*sq_norm)";
+    update_after_a_step_that_is_lost in "outcome": "overflow || stopped" => "overflow";
+    clipped_before_the_loss_scale_is_taken_out in "outcome": "real::sqrt(*sq_norm) / loss_scale" => "real::sqrt(*sq_norm)";
     rows_beyond_the_last in "outcome": "before % c.rows" => "before";
+    skipped_steps_count in "outcome": "if (!overflow) now.updates++" => "now.updates++";
+    first_overflow_halves in "outcome": "if (now.patience == 0) now.scale" => "now.scale";
+    patience_never_back in "outcome": "now.patience = c.hysteresis;" => "";
+    window_goes_on_behind_an_overflow in "outcome": "now.steady = 0;\n        if" => "if";
+    loss_scale_below_the_minimum in "outcome": "real::max(loss_scale / 2, c.minimum)" => "loss_scale / 2";
+    learning_rate_of_another_update in "loss_scale": "own.lr = lrs[update % next.rows];" => "";
+    host_believed_where_it_does_not_know in "loss_scale": "if (next.is_known) *scale" => "*scale";
     target_of_the_whole_vocabulary in "cross_entropy":
         "const i64 local = target - targets.offset;" => "const i64 local = target;";
     // Random numbers

@@ -110,7 +110,7 @@ pub(crate) struct LossSums {
 pub(crate) struct LossReduction {
     /// Names of the terms.
     pub names: Vec<&'static str>,
-    /// The gradient of the loss that backward starts with.
+    /// The gradient of the loss that backward starts with, without the loss scale.
     pub cotangent: f64,
     /// The factor of each term's sum in that loss. A single term has 1.
     pub relative: Vec<f64>,
@@ -125,7 +125,7 @@ pub(crate) struct LossReduction {
 impl LossReduction {
     /// The reduction for gradients over the elements `own` and reports over `all`; the two differ where replicas take
     /// steps of their own.
-    pub fn new(own: &LossCounts, all: &LossCounts, loss_scale: f64) -> LossReduction {
+    pub fn new(own: &LossCounts, all: &LossCounts) -> LossReduction {
         // A rank may have no valid tokens if ranks take independent steps.
         let factor =
             |term: &LossTerm| if term.count > 0.0 { term.weight / term.count } else { 0.0 };
@@ -142,13 +142,12 @@ impl LossReduction {
                 (1.0, own.iter().map(factor).collect(), f64::from(u8::from(counts)))
             }
         };
-        let cotangent = cotangent * loss_scale;
         LossReduction { names, cotangent, relative, mean, weights, denominator }
     }
 
     /// The reduction for an evaluation, which has no gradients.
     pub fn evaluation(counts: &LossCounts) -> LossReduction {
-        LossReduction::new(counts, counts, 1.0)
+        LossReduction::new(counts, counts)
     }
 
     /// Says why there is no loss, if no term with a weight has elements over all ranks.

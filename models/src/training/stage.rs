@@ -1,6 +1,6 @@
 //! Runs a rank's model chunks on the micro-batches of a step, and sums their losses.
 
-use ferrotron_autograd::Var;
+use ferrotron_autograd::{LossGradient, Var};
 use ferrotron_nn::{Axis, Scope};
 use ferrotron_parallel::data_parallel::DataParallel;
 use ferrotron_parallel::mesh::Mesh;
@@ -19,6 +19,8 @@ pub(crate) struct StageModel<'a, M> {
     data_parallel: Option<&'a DataParallel>,
     microbatches: &'a [Microbatch],
     loss: &'a LossReduction,
+    /// The gradient of the loss.
+    gradient: LossGradient,
     /// Whether this rank counts the loss, which is equal on all ranks along the tensor axis.
     counts: bool,
     losses: LossSums,
@@ -42,6 +44,7 @@ impl<'a, M: Model> StageModel<'a, M> {
             data_parallel: None,
             microbatches,
             loss,
+            gradient: LossGradient::Number(loss.cotangent),
             counts: mesh.axis(Axis::Tensor).rank() == 0,
             losses: LossSums { sums, returned: vec![false; loss.names.len()] },
         })
@@ -50,6 +53,12 @@ impl<'a, M: Model> StageModel<'a, M> {
     /// Sets `data_parallel` to reduce gradients.
     pub fn reduced_by(mut self, data_parallel: &'a DataParallel) -> StageModel<'a, M> {
         self.data_parallel = Some(data_parallel);
+        self
+    }
+
+    /// Sets the gradient of the loss: [`LossReduction::cotangent`] times the loss scale.
+    pub fn with_loss_gradient(mut self, gradient: LossGradient) -> StageModel<'a, M> {
+        self.gradient = gradient;
         self
     }
 
@@ -107,7 +116,9 @@ impl<M: Model> PipelineModel for StageModel<'_, M> {
         let StageOutput { activation, losses } = output;
         match (activation, self.add(losses)?) {
             // The loss of an inner chunk gets its gradient when the activation does.
-            (Some(activation), Some(total)) => activation.attach_loss(&total, self.loss.cotangent),
+            (Some(activation), Some(total)) => {
+                activation.attach_loss(&total, self.gradient.clone())
+            }
             (Some(activation), None) => Ok(activation),
             (None, Some(total)) => Ok(total),
             (None, None) => {

@@ -10,6 +10,7 @@ mod imported_weights;
 mod named_parameters;
 mod outcome;
 mod outstanding;
+mod read;
 mod report;
 mod rewind;
 mod step;
@@ -18,11 +19,13 @@ mod unflushed;
 mod window;
 
 use ferrotron_nn::{
-    Axis, LossScaler, Module, Optimizer, ParamAndGradBuffer, Scope, StepConfig, UpdateConfig,
+    Axis, LossScaleState, LossScaler, Module, Optimizer, ParamAndGradBuffer, Scope, StepConfig,
+    UpdateConfig,
 };
 use ferrotron_parallel::data_parallel::DataParallel;
 use ferrotron_parallel::mesh::Mesh;
 use ferrotron_parallel::pipeline::{PipelineSchedule, WeightVersions};
+use ferrotron_tensor::ops::loss_scale::DeviceLossScale;
 use ferrotron_tensor::ops::step::DeviceStepParams;
 use ferrotron_tensor::{Device, Error, Result};
 use std::collections::VecDeque;
@@ -70,6 +73,8 @@ pub struct Trainer<M: Model> {
     host: Device,
     /// The numbers of the step that the optimizer's kernels read.
     step: DeviceStepParams,
+    /// The loss scale that the device's kernels read and adapt.
+    loss_scale: DeviceLossScale,
     reports: Reports,
     times: RankTimes,
     /// The steps whose updates are not applied yet, earliest first.
@@ -169,6 +174,8 @@ impl<M: Model> Trainer<M> {
         let numbers = optimizer.numbers(&StepConfig { lr: 0.0, grad_scale: 1.0 });
         let step = DeviceStepParams::new(device, &numbers)?;
         let reports = Reports::new(device)?;
+        let loss_scale =
+            DeviceLossScale::new(device, &loss_scaler.state(), reports.outcomes.rows())?;
         let mut trainer = Trainer {
             model: model.clone(),
             config,
@@ -181,6 +188,7 @@ impl<M: Model> Trainer<M> {
             progress: TrainState::default(),
             host,
             step,
+            loss_scale,
             reports,
             times: RankTimes::default(),
             outstanding: VecDeque::new(),
@@ -275,18 +283,10 @@ impl<M: Model> Trainer<M> {
 
     /// Continues from where a checkpoint was; its weights and moments are loaded by themselves.
     pub fn set_progress(&mut self, progress: TrainState) {
-        if let Some(state) = progress.loss_scaler {
-            self.loss_scaler.set_state(state);
+        if let Some((scale, steady, patience)) = progress.loss_scaler {
+            self.loss_scaler.set_state(LossScaleState { scale, steady, patience });
         }
         self.progress = progress;
-    }
-
-    /// Steps that are still to be taken until all replicas of the model are the same: 0 unless they take steps
-    /// of their own or do not wait for updates.
-    pub fn steps_to_synchronization(&self) -> u64 {
-        // Steps of the run decide where all updates are applied, and updates where weights are averaged.
-        let steps = if self.is_async() { self.progress.step } else { self.optimizer.steps() };
-        self.data_parallel.steps_to_synchronization(steps)
     }
 
     /// Returns the tensors that this rank writes into a checkpoint: its share of state that several ranks along the

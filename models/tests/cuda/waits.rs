@@ -1,11 +1,12 @@
 //! The host does not wait for a GPU's steps: it synchronizes when it reads their numbers, and nowhere else.
 
+use super::loss_scale::{MOVING, half};
 use super::numbers::numbers;
 use super::*;
 use ferrotron_cuda::gpu::GpuConfig;
 use ferrotron_models::gpt::Gpt;
 use ferrotron_models::gpt::Recompute;
-use ferrotron_models::trainer::PrecisionConfig;
+use ferrotron_models::trainer::{PrecisionConfig, StepReport};
 use ferrotron_nn::{AdafactorConfig, LossScale, OptimizerConfig, Rounding};
 use ferrotron_parallel::collective::NcclConfig;
 use ferrotron_tensor::Error;
@@ -39,13 +40,16 @@ fn nobody_waits_for_a_gpu_before_its_numbers_are_read() -> Result<()> {
     let rounding = |config: &mut TrainerConfig| {
         config.precision.rounding = Rounding::Stochastic { seed: 5 };
     };
+    let half = half();
+    let scaled = |config: &mut TrainerConfig| config.precision.loss_scale = MOVING;
     type Change<'a> = &'a dyn Fn(&mut TrainerConfig);
-    let cases: [(&Case, Change); 5] = [
+    let cases: [(&Case, Change); 6] = [
         (&gpt2, &plain),
         (&llama, &recomputing),
         (&gpt2, &adafactor),
         (&bf16, &plain),
         (&bf16, &rounding),
+        (&half, &scaled),
     ];
     for (index, (case, change)) in cases.into_iter().enumerate() {
         let what = format!("{}, case {index}", case.name);
@@ -66,9 +70,11 @@ fn nobody_waits_for_a_gpu_before_its_numbers_are_read() -> Result<()> {
         each.step(&Noise)?;
         for (step, found) in reports.iter().enumerate() {
             let want = each.step(&Noise)?;
-            let got = (found.step, found.loss, found.grad_norm, found.lr, found.tokens);
-            let want = (want.step, want.loss, want.grad_norm, want.lr, want.tokens);
-            assert_eq!(got, want, "{what}, step {step}");
+            let told = |report: &StepReport| {
+                let norm = if report.skipped { -1.0 } else { report.grad_norm };
+                (report.step, report.loss, norm, report.lr, report.loss_scale, report.tokens)
+            };
+            assert_eq!(told(found), told(&want), "{what}, step {step}");
         }
         assert!(numbers(&ahead)? == numbers(&each)?, "{what}: other weights");
         assert_eq!(reports.len(), 4);
@@ -114,7 +120,7 @@ fn a_step_that_is_lost_is_the_last_however_late_it_is_found() -> Result<()> {
     Ok(())
 }
 
-/// The host reads each step with a dynamic loss scale, and passes over those that overflow.
+/// Steps that overflow under a dynamic loss scale change nothing, and training goes on.
 #[test]
 fn steps_that_overflow_are_passed_over_on_a_gpu() -> Result<()> {
     let test = "steps_that_overflow_are_passed_over_on_a_gpu";
@@ -151,12 +157,16 @@ fn ranks_with_nccl_wait_for_no_gpu() -> Result<()> {
     let test = "ranks_with_nccl_wait_for_no_gpu";
     let Some(gpu) = ferrotron_cuda_sim::stand_in(test) else { return Ok(()) };
     let [case, ..] = Case::all();
-    for (tp, pp, sharding, optimizer) in [
-        (2, 1, Sharding::None, OptimizerConfig::Adafactor(AdafactorConfig::default())),
-        (1, 2, Sharding::None, OptimizerConfig::ADAMW),
-        (1, 1, Sharding::Optimizer, OptimizerConfig::ADAMW),
+    let adafactor = OptimizerConfig::Adafactor(AdafactorConfig::default());
+    for (case, tp, pp, sharding, optimizer) in [
+        (&case, 2, 1, Sharding::None, adafactor),
+        (&case, 1, 2, Sharding::None, OptimizerConfig::ADAMW),
+        (&case, 1, 1, Sharding::Optimizer, OptimizerConfig::ADAMW),
+        (&half(), 1, 1, Sharding::Optimizer, OptimizerConfig::ADAMW),
     ] {
-        let what = format!("tp {tp}, pp {pp}, {sharding:?}");
+        let what = format!("{}, tp {tp}, pp {pp}, {sharding:?}", case.name);
+        let scaled = case.dtype == DType::F16;
+        let loss_scale = if scaled { MOVING } else { LossScale::NONE };
         let ranks = run_threads(2, &WorldConfig::default(), |world| {
             let device = Device::cuda(&GpuConfig { ordinal: world.rank(), ..gpu.clone() })?;
             let mesh = Mesh::new(&world, ParallelDims::new(2, tp, 1, pp)?, SequenceParallel::Off)?;
@@ -172,6 +182,7 @@ fn ranks_with_nccl_wait_for_no_gpu() -> Result<()> {
             let config = TrainerConfig {
                 optimizer,
                 parallel: ParallelConfig { data_parallel, ..ParallelConfig::default() },
+                precision: PrecisionConfig { loss_scale, ..PrecisionConfig::default() },
                 ..TrainerConfig::new(7, LrSchedule::constant(1e-2)?, batch_size)
             };
             let scope = Scope::new(&device, case.dtype, 1234);

@@ -5,6 +5,7 @@
 //! which all ranks have, not finite. The step is then skipped, and weights and moments are unchanged. The scale is
 //! updated by the rule of Megatron-LM (`grad_scaler.py`).
 
+pub use ferrotron_tensor::ops::loss_scale::{LossScaleRule, LossScaleState};
 use ferrotron_tensor::{Error, Result};
 
 /// The choice of the loss scale.
@@ -53,11 +54,7 @@ impl LossScale {
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct LossScaler {
     config: LossScale,
-    scale: f64,
-    /// Steps without an overflow since the last overflow or change of scale.
-    steady: u64,
-    /// Overflows left until the scale is halved.
-    patience: u64,
+    state: LossScaleState,
 }
 
 impl LossScaler {
@@ -88,47 +85,45 @@ impl LossScaler {
                 }
             }
         }
-        Ok(LossScaler { config, scale, steady: 0, patience })
+        Ok(LossScaler { config, state: LossScaleState { scale, steady: 0, patience } })
     }
 
     /// Factor of the loss in the next step.
     pub fn scale(&self) -> f64 {
-        self.scale
+        self.state.scale
     }
 
     /// Returns whether a step with an overflow is skipped, which requires a dynamic scale.
     pub fn skips(&self) -> bool {
-        matches!(self.config, LossScale::Dynamic { .. })
+        self.rule().is_some()
+    }
+
+    /// The rule of a dynamic scale.
+    pub fn rule(&self) -> Option<LossScaleRule> {
+        match self.config {
+            LossScale::Constant(_) => None,
+            LossScale::Dynamic { window, hysteresis, minimum, .. } => {
+                Some(LossScaleRule { window, hysteresis, minimum })
+            }
+        }
     }
 
     /// Updates the scale after a step with or without an overflow.
     pub fn update(&mut self, overflow: bool) {
-        let LossScale::Dynamic { window, hysteresis, minimum, .. } = self.config else { return };
-        if overflow {
-            self.steady = 0;
-            self.patience = self.patience.saturating_sub(1);
-            if self.patience == 0 {
-                self.scale = (self.scale / 2.0).max(minimum);
-            }
-            return;
-        }
-        self.steady += 1;
-        if self.steady == window {
-            self.steady = 0;
-            self.patience = hysteresis;
-            self.scale *= 2.0;
+        if let Some(rule) = self.rule() {
+            self.state = rule.next(self.state, overflow);
         }
     }
 
-    /// The state for a checkpoint: scale, steps without an overflow, and overflows left until the scale is halved.
-    pub fn state(&self) -> (f64, u64, u64) {
-        (self.scale, self.steady, self.patience)
+    /// The scale and its history, for a checkpoint and for the device that adapts it.
+    pub fn state(&self) -> LossScaleState {
+        self.state
     }
 
     /// Restores a [`LossScaler::state`]; a constant scale is unchanged.
-    pub fn set_state(&mut self, (scale, steady, patience): (f64, u64, u64)) {
+    pub fn set_state(&mut self, state: LossScaleState) {
         if self.skips() {
-            (self.scale, self.steady, self.patience) = (scale, steady, patience);
+            self.state = state;
         }
     }
 }
@@ -172,7 +167,7 @@ mod tests {
     fn a_constant_scale_never_changes() {
         let mut scaler = LossScaler::new(LossScale::Constant(128.0)).unwrap();
         scaler.update(true);
-        scaler.set_state((1.0, 2, 3));
+        scaler.set_state(LossScaleState { scale: 1.0, steady: 2, patience: 3 });
         assert_eq!((scaler.scale(), scaler.skips()), (128.0, false));
     }
 

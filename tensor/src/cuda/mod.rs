@@ -16,6 +16,7 @@ pub(crate) mod index;
 mod kernel;
 mod launched;
 pub(crate) mod lion;
+pub(crate) mod loss_scale;
 pub(crate) mod matmul;
 pub(crate) mod norm;
 pub(crate) mod outcome;

@@ -33,4 +33,6 @@ mod testing;
 mod vectorization;
 
 pub(crate) use crate::core::view;
-pub use optim::{adafactor, adamw, ema, lion, outcome, round, rounded, sgd, sq_norm, step};
+pub use optim::{
+    adafactor, adamw, ema, lion, loss_scale, outcome, round, rounded, sgd, sq_norm, step,
+};

@@ -15,6 +15,7 @@ use ferrotron_tensor::ops::cross_entropy::{
 use ferrotron_tensor::ops::dropout::dropout;
 use ferrotron_tensor::ops::embedding::{embedding, embedding_backward};
 use ferrotron_tensor::ops::layer_norm::{layer_norm, layer_norm_backward};
+use ferrotron_tensor::ops::loss_scale::{DeviceLossScale, LossScaleRule, LossScaleState};
 use ferrotron_tensor::ops::matmul::{
     linear_gelu, linear_input_gradient, linear_parameter_gradients, matmul,
 };
@@ -42,6 +43,7 @@ pub struct Model {
     ids: Tensor,
     targets: Tensor,
     step: DeviceStepParams,
+    loss_scale: DeviceLossScale,
     outcomes: StepMetricsLog,
     /// The embedding, rounded from its master copy, for AdamW.
     table: Tensor,
@@ -74,6 +76,7 @@ impl Model {
             ids: Tensor::zeros(device, U32, &[batch, length])?,
             targets: Tensor::zeros(device, U32, &[batch * length])?,
             step: DeviceStepParams::new(device, &numbers(1))?,
+            loss_scale: DeviceLossScale::new(device, &LossScaleState::constant(4.0), 3)?,
             outcomes: StepMetricsLog::new(device, 3)?,
             table: random(device, BF16, &[n], 1)?,
             master: random(device, F32, &[n], 1)?,
@@ -160,10 +163,11 @@ impl Model {
         let mut sq_norm = Tensor::zeros(self.dtable.device(), F64, &[1])?;
         add_sq_norm(&mut sq_norm, &self.dtable.reshape(&[self.dtable.numel()])?)?;
         let tokens = self.targets.numel() as f64;
-        let overflow = OverflowPolicy::SkipStep;
-        let config = CheckStepConfig { tokens, loss_scale: 1.0, max_norm: 0.01, overflow };
+        let rule = LossScaleRule { window: 2, hysteresis: 1, minimum: 1.0 };
+        let overflow = OverflowPolicy::SkipStep(rule);
+        let config = CheckStepConfig { tokens, max_norm: 0.01, overflow };
         let sums = StepSums { loss: &loss, sq_norm: &sq_norm, others: None };
-        check_step(&mut self.step, &mut self.outcomes, &config, &sums)
+        check_step(&mut self.step, &mut self.loss_scale, &mut self.outcomes, &config, &sums)
     }
 
     fn adamw(&mut self) -> Result<()> {

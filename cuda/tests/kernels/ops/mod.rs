@@ -16,6 +16,7 @@ mod ema;
 mod far;
 mod glu;
 mod index;
+mod loss_scale;
 mod momentum;
 mod norm;
 mod outcome;
@@ -56,6 +57,7 @@ const CHECKS: &[Check] = &[
     ("glu", glu::check),
     ("index", index::check),
     ("lion", momentum::check_lion),
+    ("loss_scale", loss_scale::check),
     ("norm", norm::check),
     ("outcome", outcome::check),
     ("pointwise", pointwise::check),
@@ -125,4 +127,4 @@ macro_rules! tests {
         }
     };
 }
-tests! { adafactor adamw argsort attention attention_bias attention_rows cast compare copy cross_entropy dropout ema glu index lion norm outcome pointwise random reduce rotary round sgd softmax sort sq_norm step zero_bitmap }
+tests! { adafactor adamw argsort attention attention_bias attention_rows cast compare copy cross_entropy dropout ema glu index lion loss_scale norm outcome pointwise random reduce rotary round sgd softmax sort sq_norm step zero_bitmap }

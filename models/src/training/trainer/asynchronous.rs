@@ -52,6 +52,14 @@ impl<M: Model> Trainer<M> {
         }
     }
 
+    /// Steps that are still to be taken until all replicas of the model are the same: 0 unless they take steps
+    /// of their own or do not wait for updates.
+    pub fn steps_to_synchronization(&self) -> u64 {
+        // Steps of the run decide where all updates are applied, and updates where weights are averaged.
+        let steps = if self.is_async() { self.progress.step } else { self.optimizer.steps() };
+        self.data_parallel.steps_to_synchronization(steps)
+    }
+
     /// Waits for all outstanding steps and applies their updates: every rank then has the same weights. All ranks call
     /// this, behind the same step. Does nothing without asynchronous updates.
     ///
@@ -99,10 +107,10 @@ impl<M: Model> Trainer<M> {
         };
         let OutstandingStep { mut given, counts, config, seconds } = step;
         let numbers = self.optimizer.numbers(&config);
-        self.step.set(&numbers)?;
+        self.loss_scale.begin_step(&mut self.step, &numbers, Some(&self.loss_scaler.state()))?;
         let (terms, counted) = sums.numbers.split_at(counts.len());
         let all = counts.with_numbers(counted);
-        given.loss = LossReduction::new(&all, &all, given.loss_scale);
+        given.loss = LossReduction::new(&all, &all);
         let device = self.scope.device();
         let loss = Tensor::full(device, DType::F64, &[1], given.loss.weighted(terms))?;
         given.sums = match terms.len() {
@@ -113,13 +121,13 @@ impl<M: Model> Trainer<M> {
         given.staleness = sums.staleness.clone();
         let check = CheckStepConfig {
             tokens: given.loss.denominator,
-            loss_scale: given.loss_scale,
             max_norm: self.config.clip_grad,
             overflow: OverflowPolicy::Stop,
         };
         let sq_norm = &self.data_parallel.sq_norm()?;
         let sums = StepSums { loss: &loss, sq_norm, others: None };
-        check_step(&mut self.step, &mut self.reports.outcomes, &check, &sums)?;
+        let outcomes = &mut self.reports.outcomes;
+        check_step(&mut self.step, &mut self.loss_scale, outcomes, &check, &sums)?;
         let (launched, number) = (self.progress.step, given.before.step + 1);
         let numbers = terms.len() + counted.len();
         let (before, updates) = (given.before.clone(), given.updates);

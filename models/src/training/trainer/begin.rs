@@ -23,7 +23,6 @@ pub(super) struct StepBatch {
     /// The elements of the loss terms in `batches`.
     pub counts: LossCounts,
     pub loss: LossReduction,
-    pub loss_scale: f64,
 }
 
 /// A step whose samples are read and counted, for [`Trainer::take_step`].
@@ -138,7 +137,6 @@ impl<M: Model> Trainer<M> {
         let first_sample = self.progress.consumed_samples;
         let global_batch_size = self.config.batch_size.global_batch_size(first_sample);
         let (seed, step) = (self.config.seed, self.progress.step);
-        let loss_scale = self.loss_scaler.scale();
         StepBatch {
             batches: read.batches,
             first_sample,
@@ -146,8 +144,7 @@ impl<M: Model> Trainer<M> {
             global_batch_size,
             pass: Context::new(seed, step, Mode::Train, global_batch_size, seq_length),
             counts: read.counts,
-            loss: LossReduction::new(own, all, loss_scale),
-            loss_scale,
+            loss: LossReduction::new(own, all),
         }
     }
 }

@@ -135,7 +135,7 @@ impl TrainerConfig {
     /// | rejected | reason |
     /// |---|---|
     /// | more than one rank | collectives are not captured |
-    /// | a dynamic loss scale; bad steps that are skipped, spikes of the loss | the host reads the results of every step |
+    /// | bad steps that are skipped, spikes of the loss | the host reads the results of every step |
     /// | offloaded activations or optimizer states | the host controls their copies during a step |
     /// | sparse saved activations | the host reads their size during a step |
     /// | an update rule that is no kernel | the host reads the numbers of every step |
@@ -144,31 +144,26 @@ impl TrainerConfig {
         let offloads =
             saved_activations.offloaded_layers > 0 || optimizer_states == MemoryKind::Host;
         let sparse = saved_activations.packing.zeros == ZeroEncoding::Bitmap;
-        let why = match (self.execution, self.precision.loss_scale) {
-            (ExecutionMode::Eager, _) => return Ok(()),
-            (ExecutionMode::CudaGraph, _) if ranks > 1 => {
+        let why = match self.execution {
+            ExecutionMode::Eager => return Ok(()),
+            ExecutionMode::CudaGraph if ranks > 1 => {
                 format!("is for one rank, got {ranks}: what ranks send one another is not captured")
             }
-            (ExecutionMode::CudaGraph, LossScale::Dynamic { .. }) => {
-                "does not go with a dynamic loss scale, for which the host looks at every step: use bf16, or give a \
-                 constant one"
-                    .to_string()
-            }
-            (ExecutionMode::CudaGraph, _) if self.bad_steps.needs_host() => {
+            ExecutionMode::CudaGraph if self.bad_steps.needs_host() => {
                 "does not go with --on-bad-step skip or rewind, nor with --loss-spike-factor, for which the host looks at \
                  every step"
                     .to_string()
             }
-            (ExecutionMode::CudaGraph, _) if offloads => {
+            ExecutionMode::CudaGraph if offloads => {
                 "does not go with offloading, which the host directs while a step runs".to_string()
             }
-            (ExecutionMode::CudaGraph, _) if sparse => {
+            ExecutionMode::CudaGraph if sparse => {
                 "does not go with sparse saved activations, whose size the host learns while a step runs".to_string()
             }
-            (ExecutionMode::CudaGraph, _) if !self.optimizer.rule().is_fused() => {
+            ExecutionMode::CudaGraph if !self.optimizer.rule().is_fused() => {
                 waits_for_numbers(self.optimizer.rule().name())
             }
-            (ExecutionMode::CudaGraph, _) => return Ok(()),
+            ExecutionMode::CudaGraph => return Ok(()),
         };
         Err(Error::config("enable-cuda-graph", why))
     }

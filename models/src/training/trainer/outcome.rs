@@ -3,6 +3,7 @@
 use ferrotron_tensor::{Error, Result};
 
 use super::bad_step::remedy;
+use super::report::saved_state;
 use super::{Model, Trainer};
 use crate::io::checkpoint::TrainState;
 
@@ -55,12 +56,12 @@ impl<M: Model> Trainer<M> {
         self.optimizer.set_steps(updates);
     }
 
-    /// Counts a step of `samples` samples that ended so, and adapts the loss scale.
+    /// Counts a step of `samples` samples that ended so, and adapts the loss scale if the host has seen the step.
     pub(super) fn advance(&mut self, samples: u64, outcome: Outcome) {
-        if outcome != Outcome::Bad {
+        if outcome != Outcome::Bad && !self.reports.is_unread() {
             self.loss_scaler.update(outcome == Outcome::Overflow);
         }
-        self.progress.loss_scaler = self.loss_scaler.skips().then(|| self.loss_scaler.state());
+        self.progress.loss_scaler = saved_state(&self.loss_scaler);
         self.progress.step += 1;
         self.progress.consumed_samples += samples;
         if outcome != Outcome::Applied {

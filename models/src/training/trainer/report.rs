@@ -1,8 +1,9 @@
 //! Step reports, read back from the device. On a GPU the host reads the results of many steps at once, on request.
 
+use ferrotron_nn::{LossScaleState, LossScaler};
 use ferrotron_parallel::agreement::wait_for_all;
 use ferrotron_parallel::collective::Group;
-use ferrotron_tensor::ops::outcome::StepMetricsLog;
+use ferrotron_tensor::ops::outcome::{StepMetrics, StepMetricsLog};
 use ferrotron_tensor::{Device, Result, Tensor};
 use std::time::Instant;
 
@@ -85,6 +86,40 @@ pub(super) struct FailedStep {
     pub later: usize,
 }
 
+/// The state of a dynamic loss scale as [`TrainState`] has it.
+pub(super) fn saved_state(scaler: &LossScaler) -> Option<(f64, u64, u64)> {
+    let LossScaleState { scale, steady, patience } = scaler.state();
+    scaler.skips().then_some((scale, steady, patience))
+}
+
+/// The steps that were skipped among those that are read, and the loss scale behind them.
+pub(super) struct SkippedSteps {
+    pub scaler: LossScaler,
+    pub steps: u64,
+    pub samples: u64,
+}
+
+impl SkippedSteps {
+    /// None yet, behind the state `scaler`.
+    pub fn new(scaler: LossScaler) -> SkippedSteps {
+        SkippedSteps { scaler, steps: 0, samples: 0 }
+    }
+
+    /// Corrects the host's record of the next step, which took those before it for applied.
+    fn correct(&self, given: &mut InFlightStep) {
+        given.updates -= self.steps;
+        given.before.skipped_samples += self.samples;
+        given.before.loss_scaler = saved_state(&self.scaler);
+    }
+
+    /// Counts a step that has not failed.
+    fn count(&mut self, given: &InFlightStep, skipped: bool) {
+        self.scaler.update(skipped);
+        self.steps += u64::from(skipped);
+        self.samples += if skipped { given.samples } else { 0 };
+    }
+}
+
 impl Reports {
     /// Creates an empty log. On a CPU the results of each step are read immediately.
     pub fn new(device: &Device) -> Result<Reports> {
@@ -106,28 +141,42 @@ impl Reports {
         self.unread.len() == self.outcomes.rows()
     }
 
+    /// The samples of the latest step that was not read.
+    pub fn samples_in_flight(&self) -> Option<u64> {
+        self.unread.last().map(|given| given.samples)
+    }
+
     /// Returns whether there are unread steps.
     pub fn is_unread(&self) -> bool {
         !self.unread.is_empty()
     }
 
     /// Reads the results of all steps, in one transfer, and returns the first failed step, if any. Later steps get no
-    /// reports.
+    /// reports. Counts the skipped steps before it.
     ///
     /// Errors if a collective of `world` has failed, which makes the results invalid, and as [`LossReduction::means`].
-    pub fn read(&mut self, world: &Group) -> Result<Option<FailedStep>> {
+    pub fn read(
+        &mut self,
+        world: &Group,
+        skipped_steps: &mut SkippedSteps,
+    ) -> Result<Option<FailedStep>> {
         let Some(first) = self.unread.first() else { return Ok(None) };
         let (found, stopped) = self.outcomes.read(self.unread.len())?;
         world.check()?;
         let seconds = first.started.elapsed().as_secs_f64() / found.len() as f64;
         let (mut lost, count) = (None, found.len());
-        for (index, (given, found)) in self.unread.drain(..).zip(found).enumerate() {
-            let (loss, grad_norm) = (found.loss, found.grad_norm);
+        // By the number of applied steps before: see `DeviceLossScale`.
+        let lrs: Vec<f64> = self.unread.iter().map(|given| given.lr).collect();
+        for (index, (mut given, found)) in self.unread.drain(..).zip(found).enumerate() {
+            let StepMetrics { loss, grad_norm, loss_scale } = found;
+            skipped_steps.correct(&mut given);
+            (given.lr, given.loss_scale) = (lrs[index - skipped_steps.steps as usize], loss_scale);
             if Some(index) == stopped {
                 lost = Some(FailedStep { given, loss, grad_norm, later: count - index - 1 });
                 break;
             }
             let skipped = !grad_norm.is_finite();
+            skipped_steps.count(&given, skipped);
             let report = report(&given, loss, grad_norm);
             let report = report.inspect_err(|_| wait_for_all(world))?;
             self.read.push(StepReport { skipped, seconds, ..report });

@@ -8,11 +8,10 @@ use ferrotron_tensor::{Error, Result, Tensor};
 use std::time::Instant;
 use tracing::{Span, trace_span};
 
-use super::bad_step::remedy;
 use super::begin::{BegunStep, StepBatch};
 use super::graph::{Frozen, StepGraph, Taken};
 use super::outcome::Outcome;
-use super::report::{FailedStep, InFlightStep};
+use super::report::InFlightStep;
 use super::{ExecutionMode, Microbatch, Model, StepReport, Trainer};
 use crate::io::data::{Batch, Samples};
 use crate::training::stage::StageModel;
@@ -26,8 +25,8 @@ impl<M: Model> Trainer<M> {
     /// With asynchronous updates it applies all that are outstanding, so that none is missed by the next step.
     ///
     /// With [`ExecutionMode::CudaGraph`] the first steps are eager, the next one is captured, and later ones replay it.
-    /// Replays need the same number of micro-batches, sample length, number of valid tokens and loss scale. A step
-    /// that differs starts over.
+    /// Replays need the same number of micro-batches, sample length and number of valid tokens. A step that differs
+    /// starts over.
     ///
     /// # Errors
     /// Errors on every rank, without changing weights or moments, if the step is [bad](super::BadStepConfig): the loss is
@@ -51,8 +50,11 @@ impl<M: Model> Trainer<M> {
     /// Like [`Trainer::step`], without synchronizing with a GPU: the step is enqueued after the previous ones. Its
     /// results are in [`Trainer::drain_reports`], which should be called periodically.
     ///
-    /// It synchronizes if the host needs the results: with a dynamic loss scale, if replicas take independent steps,
-    /// and whenever 1024 steps are unread. Ranks that share a GPU or have no NCCL synchronize in each collective.
+    /// It synchronizes if the host needs the results: if replicas take independent steps or bad steps are skipped, and
+    /// whenever 1024 steps are unread. Ranks that share a GPU or have no NCCL synchronize in each collective.
+    ///
+    /// A GPU adapts a dynamic loss scale by itself. Until reports are read, [`Trainer::progress`] and the optimizer's number
+    /// of steps count steps that it has skipped as if they were applied.
     ///
     /// Reports must be read before a checkpoint is saved: one of the steps may have failed.
     ///
@@ -143,6 +145,9 @@ impl<M: Model> Trainer<M> {
             return Err(Error::graph("train", message));
         }
         self.times.add_data(batch.data_seconds);
+        if self.reads_before(batch.global_batch_size as u64) {
+            self.read(samples)?;
+        }
         let step = self.in_flight(&batch, started);
         // Step number and learning rate, where the optimizer's kernels read them.
         self.write_step_params()?;
@@ -160,7 +165,7 @@ impl<M: Model> Trainer<M> {
             }
         };
         self.reports.push(InFlightStep { sums, ..step });
-        if self.host_decides() || self.reports.is_full() {
+        if self.host_decides() {
             self.read(samples)?;
         }
         let outcome = self.judge()?;
@@ -176,7 +181,7 @@ impl<M: Model> Trainer<M> {
         let rows = batch.batches.first().map_or(1, Batch::rows_per_sample);
         InFlightStep {
             lr: self.optimizer.numbers(&self.step_config()).lr,
-            loss_scale: batch.loss_scale,
+            loss_scale: self.loss_scaler.scale(),
             samples: batch.global_batch_size as u64,
             tokens: (batch.global_batch_size * rows * batch.pass.sequence.global) as u64,
             started,
@@ -187,12 +192,6 @@ impl<M: Model> Trainer<M> {
             updates: self.optimizer.steps(),
             staleness: Vec::new(),
         }
-    }
-
-    /// Writes the optimizer's step parameters to the device.
-    fn write_step_params(&mut self) -> Result<()> {
-        let numbers = self.optimizer.numbers(&self.step_config());
-        self.step.set(&numbers)
     }
 
     /// The schedule's learning rate. The gradient scale is computed on the device.
@@ -225,9 +224,10 @@ impl<M: Model> Trainer<M> {
         let schedule = self.schedule(microbatches.len(), 1)?;
         let model =
             StageModel::new(&self.parts, &self.scope, &self.mesh, microbatches, &step.loss)?;
-        let mut model = model.reduced_by(&self.data_parallel);
+        let gradient = self.loss_gradient(step.loss.cotangent)?;
+        let mut model = model.reduced_by(&self.data_parallel).with_loss_gradient(gradient.clone());
         self.data_parallel.begin_step(microbatches.len());
-        execute(&schedule, &mut model, &self.mesh, step.loss.cotangent)?;
+        execute(&schedule, &mut model, &self.mesh, gradient)?;
         let losses = model.into_sums()?;
         self.data_parallel.reduce_unused()?; // before calls of other groups, which may have the same ranks
         // A rank that waits for no other has a whole model, and all terms.
@@ -260,7 +260,11 @@ impl<M: Model> Trainer<M> {
 
     /// Enqueues the reduction of the loss and the global gradient norm, and decides on the device whether the update is
     /// applied. Returns the sums of the loss terms over the world, if there are several.
-    fn check_gradients(&mut self, step: &StepBatch, sums: Vec<Tensor>) -> Result<Option<Tensor>> {
+    pub(super) fn check_gradients(
+        &mut self,
+        step: &StepBatch,
+        sums: Vec<Tensor>,
+    ) -> Result<Option<Tensor>> {
         let loss = step.loss.reduce(sums, self.mesh.world())?; // beside the last gradients: one wait for both
         self.data_parallel.finish_step()?;
         let (loss, terms) = loss.wait()?;
@@ -271,16 +275,15 @@ impl<M: Model> Trainer<M> {
             true => Some(data.all_reduce(sq_norm.copy()?, Reduction::Sum)?.wait()?),
             false => None,
         };
-        let skips = self.loss_scaler.skips();
-        let overflow = if skips { OverflowPolicy::SkipStep } else { OverflowPolicy::Stop };
+        let overflow = self.loss_scaler.rule().map(OverflowPolicy::SkipStep);
         let config = CheckStepConfig {
             tokens: step.loss.denominator,
-            loss_scale: step.loss_scale,
             max_norm: self.config.clip_grad,
-            overflow,
+            overflow: overflow.unwrap_or(OverflowPolicy::Stop),
         };
         let sums = StepSums { loss: &loss, sq_norm, others: others.as_ref() };
-        check_step(&mut self.step, &mut self.reports.outcomes, &config, &sums)?;
+        let outcomes = &mut self.reports.outcomes;
+        check_step(&mut self.step, &mut self.loss_scale, outcomes, &config, &sums)?;
         Ok(terms)
     }
 
@@ -293,12 +296,6 @@ impl<M: Model> Trainer<M> {
     /// Whether steps are captured as graphs.
     fn captures_steps(&self) -> bool {
         self.config.execution == ExecutionMode::CudaGraph && !self.scope.device().is_fake()
-    }
-
-    /// Whether the host has to see a step's results before the next one.
-    fn host_decides(&self) -> bool {
-        let local = self.data_parallel.loss_ranks().size() < self.mesh.axis(Axis::Data).size();
-        self.loss_scaler.skips() || local || self.config.bad_steps.needs_host()
     }
 
     /// Enqueues a step with its update as a graph, or eagerly if it is one of the first equal ones. Returns the sums of
@@ -336,45 +333,5 @@ impl<M: Model> Trainer<M> {
         let sums = graph.terms.copy()?;
         self.graph = Some(graph);
         Ok(sums)
-    }
-
-    /// Reads the results of all steps that are in flight; takes a failed one back.
-    pub(super) fn read(&mut self, samples: &dyn Samples) -> Result<()> {
-        let single = Group::single();
-        let ranks = if self.is_async() { &single } else { self.mesh.world() };
-        let Some(lost) = self.reports.read(ranks)? else { return Ok(()) };
-        if self.config.bad_steps.continues() {
-            let why = self.why_not_finite(&lost)?;
-            return self.reports.push_bad(&lost, why);
-        }
-        self.take_back(&lost.given.before, lost.given.updates);
-        self.graph = None;
-        if lost.later > 0 {
-            let device = self.scope.device().clone();
-            device.run(|| {
-                let batch = self.next_batch(samples)?;
-                self.write_step_params()?;
-                let sums = self.forward_backward(&batch, &self.upload(&batch)?)?;
-                self.check_gradients(&batch, sums).map(drop)
-            })?;
-        }
-        self.reports.outcomes.clear()?;
-        let (step, why) = (self.progress.step + 1, self.why_not_finite(&lost)?);
-        let remedy = remedy(&self.config.parallel.data_parallel);
-        Err(Error::value("train", format!("step {step}: {why}; {remedy}")))
-    }
-
-    /// Says what is not finite in a step, and why as far as it is known.
-    fn why_not_finite(&self, step: &FailedStep) -> Result<String> {
-        let FailedStep { given, loss, grad_norm, .. } = step;
-        let culprit = match (given.loss.why_empty(), self.buffers().first_non_finite()?) {
-            (Some(why), _) => why,
-            (_, Some(name)) => format!("first offender: {name}"),
-            _ if loss.is_finite() && grad_norm.is_finite() => {
-                "another replica's gradient norm is not finite".into()
-            }
-            _ => "every parameter of this rank is finite".into(),
-        };
-        Ok(format!("loss {loss}, gradient norm {grad_norm}; {culprit}"))
     }
 }

@@ -145,7 +145,7 @@ impl<M: Model> Trainer<M> {
         let seconds = started.elapsed().as_secs_f64() / steps.len() as f64;
         for ((step, sums), sq_norm) in steps.into_iter().zip(sums.chunks_exact(terms)).zip(norms) {
             let (loss, norm) =
-                (step.batch.loss.total(sums), sq_norm.sqrt() / step.batch.loss_scale);
+                (step.batch.loss.total(sums), sq_norm.sqrt() / step.given.loss_scale);
             if !(loss.is_finite() && norm.is_finite()) {
                 let number = step.given.before.step + 1;
                 let message = format!(
@@ -173,10 +173,12 @@ impl<M: Model> PipelineModel for Window<'_, M> {
     }
 
     fn forward(&mut self, microbatch: usize, chunk: usize, input: Option<Var>) -> Result<Var> {
-        let WindowStep { batch, microbatches, losses, .. } =
+        let WindowStep { batch, microbatches, given, losses, .. } =
             &mut self.steps[microbatch / self.microbatches];
         let mut stage =
             StageModel::new(self.parts, self.scope, self.mesh, microbatches, &batch.loss)?;
+        let gradient = batch.loss.cotangent * given.loss_scale;
+        stage = stage.with_loss_gradient(gradient.into());
         if let Some(losses) = losses.take() {
             stage = stage.adding_to(losses);
         }
@@ -185,7 +187,7 @@ impl<M: Model> PipelineModel for Window<'_, M> {
         let pipeline = self.mesh.axis(Axis::Pipeline);
         // Steps may count different numbers of tokens: each loss has its own factor.
         match pipeline.rank() + 1 == pipeline.size() {
-            true => output.mul_scalar(batch.loss.cotangent),
+            true => output.mul_scalar(gradient),
             false => Ok(output),
         }
     }
@@ -206,7 +208,7 @@ impl<M: Model> PipelineModel for Window<'_, M> {
         let losses = now.losses.as_ref().map_or(&[][..], |losses| &losses.sums);
         now.sums = losses.iter().map(Tensor::item).collect::<Result<_>>()?;
         let lr = self.config.lr(&now.given.before, optimizer.steps());
-        let numbers = optimizer.numbers(&StepConfig { lr, grad_scale: 1.0 / now.batch.loss_scale });
+        let numbers = optimizer.numbers(&StepConfig { lr, grad_scale: 1.0 / now.given.loss_scale });
         now.given.lr = numbers.lr;
         params.set(&numbers)?;
         self.versions.update(data_parallel.buffers(), || {

@@ -10,7 +10,7 @@
 //! then sends only its shard and the receivers all-gather: the scatter/gather optimization of Narayanan et al., arXiv
 //! 2104.04473, section 4.1.
 
-use ferrotron_autograd::{DeferredGrads, GradientEdge, Leaf, Var, WeightGrads};
+use ferrotron_autograd::{DeferredGrads, GradientEdge, Leaf, LossGradient, Var, WeightGrads};
 use ferrotron_nn::Axis;
 use ferrotron_tensor::{Category, DType, Device, Error, Result, Tensor};
 use std::collections::{HashMap, HashSet};
@@ -109,8 +109,8 @@ pub struct ExecutionTrace {
     pub peak: usize,
 }
 
-/// Runs this rank's instructions of `schedule`. `scale` is the gradient of the loss: the loss scale over the number
-/// of valid tokens of the global batch.
+/// Runs this rank's instructions of `schedule`. `gradient` is that of the loss: the loss scale over the number of valid
+/// tokens of the global batch.
 ///
 /// Errors if the schedule is incomplete or has another number of stages, if a chunk returns another activation than
 /// [`PipelineModel::activation`] says or the last one something else than a loss, and as the model and the collectives do.
@@ -118,7 +118,7 @@ pub fn execute(
     schedule: &PipelineSchedule,
     model: &mut dyn PipelineModel,
     mesh: &Mesh,
-    scale: f64,
+    gradient: impl Into<LossGradient>,
 ) -> Result<ExecutionTrace> {
     let stage = mesh.axis(Axis::Pipeline).rank();
     if schedule.stages() != mesh.axis(Axis::Pipeline).size() {
@@ -130,7 +130,7 @@ pub fn execute(
         schedule,
         stage,
         mesh,
-        scale,
+        gradient: gradient.into(),
         arriving: HashMap::new(),
         leaving: HashMap::new(),
         sending: [None, None],
@@ -162,7 +162,7 @@ struct Run<'a> {
     schedule: &'a PipelineSchedule,
     stage: usize,
     mesh: &'a Mesh,
-    scale: f64,
+    gradient: LossGradient,
     arriving: HashMap<Message, Arriving>,
     leaving: HashMap<Message, Tensor>,
     /// The last message of each direction.
@@ -291,7 +291,7 @@ impl Run<'_> {
         }
         let flight = place.and_then(|place| self.flying.remove(&place));
         let InFlight { input, output } = flight.ok_or_else(|| incomplete(instruction))?;
-        let cotangent = cotangent.map_or_else(|| output.full(self.scale), Ok)?;
+        let cotangent = cotangent.map_or_else(|| output.cotangent(&self.gradient), Ok)?;
         let deferred = output.backward(cotangent, mode)?;
         if let Some(input) = input {
             let gradient = input.gradient()?.ok_or_else(|| {

@@ -98,8 +98,6 @@ pub enum NormalizeBy {
 pub struct CheckStepConfig {
     /// Divisor of the summed loss.
     pub tokens: f64,
-    /// Factor that the gradients were multiplied with.
-    pub loss_scale: f64,
     /// Maximum gradient norm; 0 disables clipping.
     pub max_norm: f64,
     /// Reaction to an overflow.
@@ -107,12 +105,41 @@ pub struct CheckStepConfig {
 }
 
 /// Reaction to gradients that are not finite.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub enum OverflowPolicy {
-    /// Skip the step: its loss scale was too large.
-    SkipStep,
+    /// Skip the step, whose loss scale was too large. The rule adapts the loss scale behind each step.
+    SkipStep(LossScaleRule),
     /// Apply no further step.
     Stop,
+}
+
+/// The rule of a dynamic loss scale.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct LossScaleRule {
+    /// Steps without an overflow after which the scale is doubled.
+    pub window: u64,
+    /// Number of overflows until the scale is halved. Each further overflow halves it again, until it has been doubled.
+    pub hysteresis: u64,
+    /// Lower bound of the scale.
+    pub minimum: f64,
+}
+
+/// A loss scale and its history.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct LossScaleState {
+    /// Factor of the loss.
+    pub scale: f64,
+    /// Steps without an overflow since the last overflow or change of scale.
+    pub steady: u64,
+    /// Overflows left until the scale is halved.
+    pub patience: u64,
+}
+
+impl LossScaleState {
+    /// A scale without a history.
+    pub const fn constant(scale: f64) -> LossScaleState {
+        LossScaleState { scale, steady: 0, patience: 0 }
+    }
 }
 
 /// The sums of a step, each an f64 tensor of one element.

@@ -6,6 +6,7 @@ mod at_random;
 pub(crate) mod config;
 pub mod ema;
 pub mod lion;
+pub mod loss_scale;
 pub mod outcome;
 pub mod round;
 pub mod rounded;

@@ -1,14 +1,15 @@
-//! Decides on the device whether a step is applied, and the gradient scale.
+//! Decides on the device whether a step is applied, the gradient scale, and the next loss scale.
 //!
 //!   loss = loss_sum / tokens, norm = sqrt(sq_norm) / loss_scale
 //!   grad_scale = min(1, max_norm / (norm + 1e-6)) / loss_scale, Megatron's rule
 //!
-//! A norm that is not finite is an overflow, and the step is not applied. With a dynamic loss scale, training
-//! continues with the next step. Any other overflow, or a loss that is not finite, stops training: no later step is
+//! A norm that is not finite is an overflow, and the step is not applied. With a dynamic loss scale, which is adapted here,
+//! training continues with the next step. Any other overflow, or a loss that is not finite, stops training: no later step is
 //! applied either. The host may have enqueued many more steps, but weights and moments stay as they were. Everything
 //! is computed in f64, identically on every device. No gradient.
 
 pub use super::config::{CheckStepConfig, OverflowPolicy, StepSums};
+use super::loss_scale::{DeviceLossScale, LossScaleState};
 use crate::ops::optim::step::DeviceStepParams;
 use crate::{DType, Device, Error, Result, Tensor, cuda};
 
@@ -19,22 +20,27 @@ pub struct StepMetrics {
     pub loss: f64,
     /// Norm of the gradients before clipping.
     pub grad_norm: f64,
+    /// Factor of the loss.
+    pub loss_scale: f64,
 }
 
 /// The outcomes of the latest steps, on the device.
 ///
 /// ```
+/// use ferrotron_tensor::ops::loss_scale::{DeviceLossScale, LossScaleState};
 /// use ferrotron_tensor::ops::outcome::{CheckStepConfig, StepMetricsLog, OverflowPolicy, StepSums, check_step};
 /// use ferrotron_tensor::ops::step::{DeviceStepParams, StepParams};
 /// use ferrotron_tensor::{Device, Tensor};
 /// let device = Device::cpu(1)?;
 /// let number = |x: f64| Tensor::from_slice(&device, &[x], &[1]);
 /// let mut step = DeviceStepParams::new(&device, &StepParams { update: 1, lr: 0.1, grad_scale: 1.0 })?;
+/// let mut loss_scale = DeviceLossScale::new(&device, &LossScaleState::constant(1.0), 2)?;
 /// let mut outcomes = StepMetricsLog::new(&device, 2)?;
-/// let config = CheckStepConfig { tokens: 4.0, loss_scale: 1.0, max_norm: 1.0, overflow: OverflowPolicy::Stop };
+/// let config = CheckStepConfig { tokens: 4.0, max_norm: 1.0, overflow: OverflowPolicy::Stop };
 /// for sq_norm in [9.0, f64::INFINITY] {
 ///     let (loss, sq_norm) = (&number(12.0)?, &number(sq_norm)?);
-///     check_step(&mut step, &mut outcomes, &config, &StepSums { loss, sq_norm, others: None })?;
+///     let sums = StepSums { loss, sq_norm, others: None };
+///     check_step(&mut step, &mut loss_scale, &mut outcomes, &config, &sums)?;
 /// }
 /// let (found, stopped) = outcomes.read(2)?;
 /// assert_eq!((found[0].loss, found[0].grad_norm, stopped), (3.0, 3.0, Some(1)));
@@ -48,7 +54,7 @@ pub struct StepMetricsLog {
 
 /// Header length, and row length.
 const HEADER: usize = 2;
-const ROW: usize = 2;
+const ROW: usize = 3;
 
 impl StepMetricsLog {
     /// Creates an empty log that keeps the latest `rows` steps.
@@ -72,12 +78,13 @@ impl StepMetricsLog {
     }
 
     /// The outcomes of the latest `count` steps, earliest first, and the position among them of the first failed
-    /// step. Synchronizes with the device. A fake device returns zeros.
+    /// step. Synchronizes with the device. A fake device returns losses of zero.
     ///
     /// Errors if fewer than `count` steps are kept.
     pub fn read(&self, count: usize) -> Result<(Vec<StepMetrics>, Option<usize>)> {
         if self.numbers.device().is_fake() {
-            return Ok((vec![StepMetrics { loss: 0.0, grad_norm: 0.0 }; count], None));
+            let nothing = StepMetrics { loss: 0.0, grad_norm: 0.0, loss_scale: 1.0 };
+            return Ok((vec![nothing; count], None));
         }
         let numbers = self.numbers.to_vec::<f64>()?;
         let (seen, stopped, rows) = (numbers[0] as usize, numbers[1] as usize, self.rows());
@@ -88,7 +95,7 @@ impl StepMetricsLog {
         let first = seen - count;
         let outcome = |step: usize| {
             let row = &numbers[HEADER + ROW * (step % rows)..][..ROW];
-            StepMetrics { loss: row[0], grad_norm: row[1] }
+            StepMetrics { loss: row[0], grad_norm: row[1], loss_scale: row[2] }
         };
         let stopped = stopped.checked_sub(1).map(|step| step.saturating_sub(first));
         Ok(((first..seen).map(outcome).collect(), stopped))
@@ -105,11 +112,13 @@ pub fn clip_coefficient(norm: f64, max_norm: f64) -> f64 {
     if max_norm > 0.0 { (max_norm / (norm + 1e-6)).min(1.0) } else { 1.0 }
 }
 
-/// Sets the gradient scale in `step` and whether the step is applied, and appends the outcome, without synchronizing.
+/// Sets the gradient scale in `step` and whether the step is applied, and appends the outcome, without synchronizing. Counts
+/// the step in `loss_scale` if it is applied, and adapts the scale for the next one.
 ///
 /// Errors if a sum is not an f64 tensor of one element.
 pub fn check_step(
     step: &mut DeviceStepParams,
+    loss_scale: &mut DeviceLossScale,
     outcomes: &mut StepMetricsLog,
     config: &CheckStepConfig,
     sums: &StepSums,
@@ -124,31 +133,42 @@ pub fn check_step(
     if step.is_on_gpu() {
         return cuda::outcome::check_step(
             step.gpu_mut()?,
+            loss_scale.gpu_mut()?,
             (&mut outcomes.numbers, rows),
             config,
             sums,
         );
     }
-    let CheckStepConfig { tokens, loss_scale, max_norm, overflow } = *config;
-    let (loss, norm) = (loss.item()? / tokens, sq_norm.item()?.sqrt() / loss_scale);
+    let CheckStepConfig { tokens, max_norm, overflow } = *config;
+    let now = loss_scale.host_mut()?;
+    let (scale, steady, patience) = (now.scale, now.steady, now.patience);
+    let (loss, norm) = (loss.item()? / tokens, sq_norm.item()?.sqrt() / scale);
     let overflows = !norm.is_finite();
     let others_go_on = others.map_or(Ok(true), |others| others.item().map(f64::is_finite))?;
-    let lost =
-        !loss.is_finite() || (overflows && overflow == OverflowPolicy::Stop) || !others_go_on;
+    let stops = overflows && overflow == OverflowPolicy::Stop;
+    let lost = !loss.is_finite() || stops || !others_go_on;
     let numbers = outcomes.numbers.as_mut_slice::<f64>()?;
     let before = numbers[0] as usize;
-    numbers[HEADER + ROW * (before % rows)..][..ROW].copy_from_slice(&[loss, norm]);
+    numbers[HEADER + ROW * (before % rows)..][..ROW].copy_from_slice(&[loss, norm, scale]);
     numbers[0] += 1.0;
     if lost && numbers[1] == 0.0 {
         numbers[1] = numbers[0];
     }
-    let found_inf = overflows || numbers[1] != 0.0;
-    step.set_found_inf(clip_coefficient(norm, max_norm) / loss_scale, found_inf)
+    let stopped = numbers[1] != 0.0;
+    if !stopped {
+        now.updates += u64::from(!overflows);
+        if let OverflowPolicy::SkipStep(rule) = overflow {
+            let next = rule.next(LossScaleState { scale, steady, patience }, overflows);
+            (now.scale, now.steady, now.patience) = (next.scale, next.steady, next.patience);
+        }
+    }
+    step.set_found_inf(clip_coefficient(norm, max_norm) / scale, overflows || stopped)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ops::optim::config::LossScaleRule;
     use crate::ops::optim::step::StepParams;
 
     /// The outcomes of steps with these sums, and the step parameters after each.
@@ -157,6 +177,8 @@ mod tests {
         sums: &[(f64, f64, Option<f64>)],
     ) -> (StepMetricsLog, Vec<Option<f64>>) {
         let device = Device::cpu(1).unwrap();
+        let scale = LossScaleState { scale: 8.0, steady: 0, patience: 9 };
+        let mut loss_scale = DeviceLossScale::new(&device, &scale, 1).unwrap();
         let number = |x: f64| Tensor::from_slice(&device, &[x], &[1]).unwrap();
         let mut outcomes = StepMetricsLog::new(&device, 3).unwrap();
         let mut scales = Vec::new();
@@ -165,7 +187,7 @@ mod tests {
             let mut step = DeviceStepParams::new(&device, &numbers).unwrap();
             let (loss, sq_norm, others) = (number(loss), number(sq_norm), others.map(number));
             let sums = StepSums { loss: &loss, sq_norm: &sq_norm, others: others.as_ref() };
-            check_step(&mut step, &mut outcomes, &config, &sums).unwrap();
+            check_step(&mut step, &mut loss_scale, &mut outcomes, &config, &sums).unwrap();
             scales.push(step.host().unwrap().map(|numbers| numbers.grad_scale));
         }
         (outcomes, scales)
@@ -173,9 +195,12 @@ mod tests {
 
     const CONFIG: CheckStepConfig = CheckStepConfig {
         tokens: 2.0,
-        loss_scale: 8.0,
         max_norm: 1.0,
-        overflow: OverflowPolicy::SkipStep,
+        overflow: OverflowPolicy::SkipStep(LossScaleRule {
+            window: 9,
+            hysteresis: 9,
+            minimum: 1.0,
+        }),
     };
 
     #[test]
@@ -189,12 +214,45 @@ mod tests {
         assert_eq!(
             (latest[1], latest[2]),
             (
-                StepMetrics { loss: 4.0, grad_norm: 10.0 },
-                StepMetrics { loss: 1.0, grad_norm: 0.125 }
+                StepMetrics { loss: 4.0, grad_norm: 10.0, loss_scale: 8.0 },
+                StepMetrics { loss: 1.0, grad_norm: 0.125, loss_scale: 8.0 }
             )
         );
         assert!(latest[0].loss == 3.0 && latest[0].grad_norm.is_nan() && stopped.is_none());
         assert!(found.read(4).unwrap_err().to_string().contains("4 of 4 steps"));
+    }
+
+    /// A host that reads nothing gives each step the number of the case that none is skipped.
+    #[test]
+    fn updates_behind_skipped_steps_have_the_number_and_the_learning_rate_of_their_own() {
+        let device = Device::cpu(1).unwrap();
+        let number = |x: f64| Tensor::from_slice(&device, &[x], &[1]).unwrap();
+        let rule = LossScaleRule { window: 2, hysteresis: 1, minimum: 1.0 };
+        let config = CheckStepConfig { overflow: OverflowPolicy::SkipStep(rule), ..CONFIG };
+        let known = LossScaleState { scale: 8.0, steady: 1, patience: 1 };
+        let mut loss_scale = DeviceLossScale::new(&device, &known, 8).unwrap();
+        let mut outcomes = StepMetricsLog::new(&device, 8).unwrap();
+        let numbers = |update: u64| StepParams { update, lr: update as f64, grad_scale: 1.0 };
+        let mut step = DeviceStepParams::new(&device, &numbers(1)).unwrap();
+        let mut found = Vec::new();
+        for (i, overflows) in [false, true, false, true, true, false, false].into_iter().enumerate()
+        {
+            let given = numbers(41 + i as u64);
+            loss_scale.begin_step(&mut step, &given, (i == 0).then_some(&known)).unwrap();
+            let began = step.read().unwrap().unwrap();
+            assert_eq!(began.lr, began.update as f64);
+            let (loss, sq_norm) = (number(1.0), number(if overflows { f64::NAN } else { 1.0 }));
+            let sums = StepSums { loss: &loss, sq_norm: &sq_norm, others: None };
+            let gradient = loss_scale.gradient(&device, 0.5).unwrap().item().unwrap();
+            check_step(&mut step, &mut loss_scale, &mut outcomes, &config, &sums).unwrap();
+            found.push((began.update, gradient));
+        }
+        // Doubled by the first, halved by each overflow, doubled by the last two: the next one has twice the scale.
+        let want = [(41, 4.0), (42, 8.0), (42, 4.0), (43, 4.0), (43, 2.0), (43, 1.0), (44, 1.0)];
+        assert_eq!(found, want);
+        assert_eq!(loss_scale.gradient(&device, 1.0).unwrap().item().unwrap(), 4.0);
+        let scales = outcomes.read(7).unwrap().0.into_iter().map(|step| step.loss_scale);
+        assert!(scales.eq(want.iter().map(|(_, gradient)| 2.0 * gradient)));
     }
 
     #[test]
