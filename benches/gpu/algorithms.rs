@@ -10,9 +10,6 @@ use serde_json::json;
 /// Tokens of a chunk of the head at most.
 const CHUNK: usize = 8192;
 
-/// Runs of an algorithm.
-const CALLS: usize = 20;
-
 /// Behind a linear layer's product.
 #[derive(Clone, Copy, PartialEq)]
 enum Behind {
@@ -113,7 +110,7 @@ fn linear(
         let taken = gpu.products().supports(&product)?;
         let product = if taken { product } else { Matmul { epilogue: Epilogue::None, ..product } };
         // SAFETY: all matrices and vectors lie in `memory`, apart from each other, and only this stream uses it.
-        let seconds = unsafe { gpu.time_algorithms(&product, CALLS) }?;
+        let seconds = unsafe { gpu.time_algorithms(&product) }?;
         let work = 2.0 * product.sizes.iter().map(|&size| size as f64).product::<f64>() / 1e12;
         let speeds: Vec<f64> = seconds.iter().map(|seconds| work / seconds).collect();
         let best = speeds.iter().copied().fold(0.0, f64::max);

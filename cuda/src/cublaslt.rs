@@ -6,7 +6,11 @@
 //!
 //! An [`Epilogue`] is fused with a product: a bias, GELU with the input that backward needs, or a bias gradient with
 //! the weight gradient. Not every type and size supports each; the plan records which do.
+//!
+//! An [`AlgorithmChoice`] says which of cuBLASLt's algorithms a plan takes.
 
+mod algorithms;
+mod autotune;
 mod functions;
 mod handle;
 mod plan;
@@ -15,6 +19,7 @@ mod product;
 mod real;
 mod types;
 
+pub use algorithms::{AlgorithmChoice, AlgorithmFolder};
 pub use product::{Epilogue, Matmul, Matrices, StorageOrder};
 
 use std::collections::HashMap;
@@ -32,7 +37,6 @@ use crate::{Error, Result};
 use functions::Functions;
 use handle::Handle;
 use plan::{MatmulPlan, Shape};
-use types::cublasLtMatmulAlgo_t;
 
 /// A cuBLASLt handle of one GPU, for products that run sequentially.
 #[derive(Debug)]
@@ -44,7 +48,9 @@ pub struct CublasLt {
     workspace: Arena,
     /// `None` for products without a cuBLASLt algorithm.
     plans: Mutex<HashMap<Shape, Option<MatmulPlan>>>,
+    choice: AlgorithmChoice,
     searches: AtomicU64,
+    timings: AtomicU64,
 }
 
 impl CublasLt {
@@ -52,7 +58,11 @@ impl CublasLt {
     /// documentation recommends ("cublasSetWorkspace()").
     ///
     /// Errors, with the remedy, if the library is missing or too old, or if there is no memory for the workspace.
-    pub fn new(search: &Search, context: &Arc<Context>) -> Result<CublasLt> {
+    pub fn new(
+        search: &Search,
+        context: &Arc<Context>,
+        choice: AlgorithmChoice,
+    ) -> Result<CublasLt> {
         let functions = Functions::load(&search.load(Kind::CublasLt)?)?;
         context.bind()?;
         let bytes = workspace_bytes(context);
@@ -62,15 +72,24 @@ impl CublasLt {
         // SAFETY: the pointer is to a live variable; `drop` destroys the handle.
         functions.check("cublasLtCreate", unsafe { (functions.create)(&mut raw) })?;
         let library = Some(Handle { functions, raw, context: context.clone() });
-        let (plans, searches) = (Mutex::default(), AtomicU64::new(0));
-        Ok(CublasLt { context: context.clone(), library, workspace, plans, searches })
+        Ok(CublasLt::with(library, context, workspace, choice))
     }
 
     /// A fake handle with a workspace of the same size.
     pub(crate) fn fake(context: &Arc<Context>) -> Result<CublasLt> {
         let workspace = Arena::reserve(context, workspace_bytes(context))?;
-        let (plans, searches) = (Mutex::default(), AtomicU64::new(0));
-        Ok(CublasLt { context: context.clone(), library: None, workspace, plans, searches })
+        Ok(CublasLt::with(None, context, workspace, AlgorithmChoice::Heuristic))
+    }
+
+    fn with(
+        library: Option<Handle>,
+        context: &Arc<Context>,
+        workspace: Arena,
+        choice: AlgorithmChoice,
+    ) -> CublasLt {
+        let [searches, timings] = [0, 0].map(AtomicU64::new);
+        let (context, plans) = (context.clone(), Mutex::default());
+        CublasLt { context, library, workspace, plans, choice, searches, timings }
     }
 
     /// Bytes of the workspace.
@@ -81,6 +100,18 @@ impl CublasLt {
     /// Number of algorithm searches. It is constant once every kind of product has been used.
     pub fn searches(&self) -> u64 {
         self.searches.load(Ordering::Relaxed)
+    }
+
+    /// Number of kinds of product whose algorithms were timed.
+    pub fn timings(&self) -> u64 {
+        self.timings.load(Ordering::Relaxed)
+    }
+
+    /// The index of the algorithm that products of this kind take, among those of
+    /// [`time_algorithms`](crate::gpu::Gpu::time_algorithms). `None` before the first of them has run.
+    pub fn algorithm(&self, product: &Matmul) -> Option<usize> {
+        let plans = self.plans.lock().unwrap_or_else(PoisonError::into_inner);
+        plans.get(&Shape::from_matmul(product))?.as_ref()?.chosen
     }
 
     /// Returns whether there is an algorithm for the product: not every type supports every epilogue.
@@ -96,17 +127,17 @@ impl CublasLt {
         &self,
         library: &Handle,
         product: &Matmul,
-        f: impl FnOnce(Option<&MatmulPlan>) -> Result<R>,
+        f: impl FnOnce(Option<&mut MatmulPlan>) -> Result<R>,
     ) -> Result<R> {
         self.context.bind()?;
         let shape = Shape::from_matmul(product);
         let mut plans = self.plans.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(plan) = plans.get(&shape) {
-            return f(plan.as_ref());
+        if let Some(plan) = plans.get_mut(&shape) {
+            return f(plan.as_mut());
         }
         self.searches.fetch_add(1, Ordering::Relaxed);
         let plan = MatmulPlan::new(library, &shape, &product.epilogue, self.workspace.len())?;
-        f(plans.entry(shape).or_insert(plan).as_ref())
+        f(plans.entry(shape).or_insert(plan).as_mut())
     }
 
     /// Enqueues a product in the stream.
@@ -121,13 +152,17 @@ impl CublasLt {
         let Some(library) = &self.library else { return Ok(()) };
         self.planned(library, product, |plan| {
             let plan = plan.ok_or_else(|| no_algorithm(product))?;
+            let index = match plan.chosen {
+                Some(index) => index,
+                // SAFETY: the caller's promise.
+                None => unsafe { self.choose(library, stream, product, plan) }?,
+            };
             // SAFETY: the caller's promise.
-            unsafe { self.run_planned(library, stream, product, (plan, &plan.algorithms()[0])) }
+            unsafe { self.run_planned(library, stream, product, (plan, index)) }
         })
     }
 
-    /// Seconds that a product takes with each algorithm that cuBLASLt offers, in its order: the first is that of
-    /// [`CublasLt::run`]. Each runs `calls` times behind a first time.
+    /// Seconds that a product takes with each algorithm that cuBLASLt offers, in the order of its heuristic.
     ///
     /// Errors if there is none.
     ///
@@ -137,31 +172,22 @@ impl CublasLt {
         &self,
         stream: &Stream,
         product: &Matmul,
-        calls: usize,
     ) -> Result<Vec<f64>> {
         let Some(library) = &self.library else { return Ok(Vec::new()) };
         self.planned(library, product, |plan| {
             let plan = plan.ok_or_else(|| no_algorithm(product))?;
-            let timed = plan.algorithms().iter().map(|algorithm| {
-                // SAFETY: the caller's promise.
-                let run =
-                    || unsafe { self.run_planned(library, stream, product, (plan, algorithm)) };
-                run()?;
-                let start = stream.moment()?;
-                (0..calls).try_for_each(|_| run())?;
-                Ok(stream.moment()?.seconds_since(&start)? / calls as f64)
-            });
-            timed.collect()
+            // SAFETY: the caller's promise.
+            unsafe { self.time(library, stream, product, plan) }
         })
     }
 
-    /// Like [`CublasLt::run`], with the product's plan and one of its algorithms.
+    /// Like [`CublasLt::run`], with the product's plan and the index of one of its algorithms.
     unsafe fn run_planned(
         &self,
         library: &Handle,
         stream: &Stream,
         product: &Matmul,
-        (plan, algorithm): (&MatmulPlan, &cublasLtMatmulAlgo_t),
+        (plan, algorithm): (&MatmulPlan, usize),
     ) -> Result<()> {
         let Handle { functions, raw, .. } = library;
         plan.point_at(functions, &product.epilogue)?;
@@ -185,7 +211,7 @@ impl CublasLt {
                 plan.out(),
                 out,
                 plan.out(),
-                algorithm,
+                &plan.algorithms()[algorithm],
                 self.workspace.base() as *mut c_void,
                 self.workspace.len(),
                 stream.handle(),

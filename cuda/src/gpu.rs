@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crate::Result;
 use crate::context::Context;
 use crate::cubin_cache::CubinCache;
-use crate::cublaslt::{CublasLt, Matmul};
+use crate::cublaslt::{AlgorithmChoice, CublasLt, Matmul};
 use crate::device_scalars::{BadIndex, DeviceScalars, StepCell};
 use crate::kernels::ElementType;
 use crate::launch::Launch;
@@ -25,12 +25,16 @@ pub struct GpuConfig {
     pub search: Search,
     /// Cache of compiled kernels.
     pub cache: CubinCache,
+    /// Choice among the algorithms of matrix products.
+    pub algorithms: AlgorithmChoice,
 }
 
 impl GpuConfig {
-    /// GPU number `ordinal`, with libraries and cache from the environment.
+    /// GPU number `ordinal`, with libraries and cache from the environment, and the algorithms that cuBLASLt's heuristic
+    /// names first.
     pub fn new(ordinal: usize) -> GpuConfig {
-        GpuConfig { ordinal, search: Search::from_environment(), cache: CubinCache::for_user() }
+        let (search, cache) = (Search::from_environment(), CubinCache::for_user());
+        GpuConfig { ordinal, search, cache, algorithms: AlgorithmChoice::Heuristic }
     }
 }
 
@@ -57,7 +61,7 @@ impl Gpu {
         let context = Context::new(&config.search, config.ordinal)?;
         let nvrtc = Nvrtc::load(&config.search)?;
         let modules = Some(Modules::new(&context, nvrtc, config.cache.clone(), rows));
-        let products = CublasLt::new(&config.search, &context)?;
+        let products = CublasLt::new(&config.search, &context, config.algorithms.clone())?;
         Self::from_parts(context, modules, products)
     }
 
@@ -208,16 +212,16 @@ impl Gpu {
         unsafe { self.products.run(&self.compute, product) }
     }
 
-    /// Seconds that a product takes with each algorithm that cuBLASLt offers, those first that it takes for the fastest: a
-    /// mean over `calls`. The first is that of [`Gpu::product`]. A fake GPU has none.
+    /// Seconds that a product takes with each algorithm that cuBLASLt offers, in the order of its heuristic: the
+    /// shortest of several means. Infinity is one that does not run; a fake GPU has none.
     ///
     /// Errors if cuBLASLt has no algorithm for it.
     ///
     /// # Safety
     /// The conditions are those of [`Gpu::product`].
-    pub unsafe fn time_algorithms(&self, product: &Matmul, calls: usize) -> Result<Vec<f64>> {
+    pub unsafe fn time_algorithms(&self, product: &Matmul) -> Result<Vec<f64>> {
         // SAFETY: the caller's promise; all products use this stream.
-        unsafe { self.products.time_algorithms(&self.compute, product, calls) }
+        unsafe { self.products.time_algorithms(&self.compute, product) }
     }
 
     /// The cuBLASLt handle.

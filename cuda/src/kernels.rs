@@ -65,6 +65,16 @@ impl ElementType {
         }
     }
 
+    /// Bytes of an element.
+    pub(crate) const fn bytes(self) -> usize {
+        match self {
+            ElementType::F64 | ElementType::I64 => 8,
+            ElementType::F32 | ElementType::U32 => 4,
+            ElementType::BF16 | ElementType::F16 => 2,
+            ElementType::U8 => 1,
+        }
+    }
+
     /// The C++ names of the type and of its accumulator type.
     const fn text(self) -> (&'static str, &'static str) {
         match self {

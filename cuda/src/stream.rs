@@ -135,15 +135,21 @@ impl Stream {
         given.and(arrived)
     }
 
-    /// Errors if the stream is being captured, when a driver might capture a copy of memory that does not persist.
-    pub(crate) fn expect_running(&self, op: &'static str) -> Result<()> {
+    /// Returns whether the stream's work is being captured instead of run.
+    pub(crate) fn is_captured(&self) -> Result<bool> {
         self.context.bind()?;
         let mut status = sys::CU_STREAM_CAPTURE_STATUS_NONE;
         // SAFETY: the stream is alive, and the pointer is to a live variable.
-        check(op, unsafe { sys::cuStreamIsCapturing(self.handle, &mut status) })?;
-        match status {
-            sys::CU_STREAM_CAPTURE_STATUS_NONE => Ok(()),
-            _ => Err(Error::new(
+        let done = unsafe { sys::cuStreamIsCapturing(self.handle, &mut status) };
+        check("cuStreamIsCapturing", done)?;
+        Ok(status != sys::CU_STREAM_CAPTURE_STATUS_NONE)
+    }
+
+    /// Errors if the stream is being captured, when a driver might capture a copy of memory that does not persist.
+    pub(crate) fn expect_running(&self, op: &'static str) -> Result<()> {
+        match self.is_captured()? {
+            false => Ok(()),
+            true => Err(Error::new(
                 op,
                 "the stream is recorded: nothing runs that the host could wait for, or that reads what it has now",
             )),

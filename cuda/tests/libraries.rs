@@ -24,7 +24,7 @@ fn matrix_products_need_their_library() -> Result<()> {
     let gpu = |products: &Path| {
         let cache = CubinCache::new(folder.join("cubin"));
         let search = Search::only(vec![folder.into(), products.into()]);
-        Gpu::new(&GpuConfig { ordinal: 0, search, cache }, String::new())
+        Gpu::new(&GpuConfig { search, cache, ..GpuConfig::new(0) }, String::new())
     };
     match gpu(folder) {
         Ok(_) => println!("the system's loader knows cuBLASLt: nothing is missing"),

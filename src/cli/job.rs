@@ -1,5 +1,6 @@
 //! Whether this process trains alone, is one rank of a job, or starts the ranks of one.
 
+use ferrotron::cuda::cublaslt::AlgorithmChoice;
 use ferrotron::cuda::library::{Kind, Search};
 use ferrotron::cuda::nccl::Nccl;
 use ferrotron::models::batch_size::{BatchSize, BatchSizeConfig};
@@ -192,7 +193,10 @@ pub fn run_on_ranks(
     let job = ProcessRole::new(ranks, rank_environment()?)?;
     let layout = ranks.layout(job.world_size())?;
     device.place()?;
-    let open = || device.open_shared(job.local_size(), job.local_rank(), std::env::temp_dir());
+    let open = || {
+        let (ranks, rank) = (job.local_size(), job.local_rank());
+        device.open_shared(ranks, rank, std::env::temp_dir(), AlgorithmChoice::Heuristic)
+    };
     match &job {
         ProcessRole::Launcher(count) => {
             let signals = ExitSignals::register(None)?;

@@ -27,6 +27,7 @@ pub fn plan<M: TrainedModel>(
     precision.loss_scaler(&parallel)?;
     let trainer = args.optimization.config(layout.size(Axis::Data), parallel, precision)?;
     let execution = args.execution.execution(&args.device)?;
+    args.execution.algorithms(&args.device)?;
     let saves = if args.run.async_save { SaveMode::Async } else { SaveMode::Blocking };
     let keep_in_fp32 = args.precision.keep_in_fp32()?;
     let trainer = TrainerConfig { execution, saves, keep_in_fp32, ..trainer };

@@ -118,6 +118,63 @@ fn a_run_as_a_graph_has_the_same_losses() {
     }
 }
 
+/// Ranks that start at once take the same algorithms, and so do later runs, which time nothing.
+#[test]
+fn timed_algorithms_are_kept_for_later_runs() {
+    if !ferrotron_cuda_sim::available("timed_algorithms_are_kept_for_later_runs") {
+        return;
+    }
+    let folder = folder_with_text();
+    let here = folder.path();
+    let libraries = ferrotron_cuda_sim::folder();
+    let cache = here.join("cache");
+    let kernels = libraries.join("cache/ferrotron/cubin");
+    std::fs::create_dir_all(&kernels).unwrap();
+    std::fs::create_dir_all(cache.join("ferrotron")).unwrap();
+    std::os::unix::fs::symlink(&kernels, cache.join("ferrotron/cubin")).unwrap();
+    let train = |save: &str, more: &[&str]| {
+        let words = ["train", "--data", "text.txt", "--save", save];
+        let short = ["--train-iters", "3", "--sample-length", "0"];
+        let output = Command::new(env!("CARGO_BIN_EXE_ferrotron"))
+            .current_dir(here)
+            .args([&words[..], TINY, &short, more].concat())
+            .env("XDG_CACHE_HOME", &cache)
+            .env("FERROTRON_CUDA_PATH", &libraries)
+            .output()
+            .expect("the program starts");
+        let told = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success() && !told.contains("autotuning"), "{told}");
+        let losses = metrics(&here.join(save)).into_iter().map(|line| line["loss"].clone());
+        losses.collect::<Vec<_>>()
+    };
+    // The files and their contents.
+    let kept = || {
+        let entries = std::fs::read_dir(cache.join("ferrotron/algorithms")).unwrap();
+        let paths = entries.map(|entry| entry.unwrap().path());
+        let mut kept: Vec<_> =
+            paths.map(|path| (std::fs::read_to_string(&path).unwrap(), path)).collect();
+        kept.sort();
+        kept
+    };
+    let plain = train("plain", &["--device", "cuda"]);
+    assert!(!cache.join("ferrotron/algorithms").exists());
+    // The stand-in's algorithms differ in nothing but their times.
+    let tuned = ["--device", "cuda:0", "--autotune-gemm"];
+    assert_eq!(train("ranks", &[&tuned[..], &["--nproc", "2"]].concat()).len(), 3);
+    let first = kept();
+    assert!(first.len() > 5 && first.iter().all(|(text, _)| text.contains("\nalgorithm ")));
+    assert_eq!(train("again", &[&tuned[..], &["--nproc", "2"]].concat()).len(), 3);
+    assert_eq!(kept(), first);
+    assert_eq!(train("graph", &[&tuned[..], &["--enable-cuda-graph"]].concat()), plain);
+    let output = ferrotron(here, &["bench", "--autotune-gemm"]);
+    let told = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(2), "{told}");
+    assert_eq!(
+        told,
+        "ferrotron: --autotune-gemm: chooses among the algorithms of a GPU: add --device cuda\n"
+    );
+}
+
 #[test]
 fn steps_before_a_lost_one_are_in_the_metrics() {
     if !ferrotron_cuda_sim::available("steps_before_a_lost_one_are_in_the_metrics") {

@@ -72,7 +72,7 @@ pub fn stand_in(test: &str) -> Option<GpuConfig> {
     }
     let folder = folder();
     let cache = CubinCache::new(folder.join("cubin"));
-    Some(GpuConfig { ordinal: 0, search: Search::only(vec![folder]), cache })
+    Some(GpuConfig { search: Search::only(vec![folder]), cache, ..GpuConfig::new(0) })
 }
 
 /// Counts this thread's waits for the stand-in of a GPU so far, and its copies from the stand-in's memory.

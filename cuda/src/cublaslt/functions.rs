@@ -19,6 +19,7 @@ pub(super) type Destroy<T> = unsafe extern "C" fn(T) -> Status;
 /// The functions in use.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Functions {
+    pub(super) version: unsafe extern "C" fn() -> usize,
     pub(super) create: unsafe extern "C" fn(*mut cublasLtHandle_t) -> Status,
     pub(super) destroy: Destroy<cublasLtHandle_t>,
     pub(super) matmul: unsafe extern "C" fn(
@@ -78,6 +79,7 @@ impl Functions {
         unsafe {
             Ok(Functions {
                 create: library.function("cublasLtCreate")?,
+                version: library.function("cublasLtGetVersion")?,
                 destroy: library.function("cublasLtDestroy")?,
                 matmul: library.function("cublasLtMatmul")?,
                 operation_create: library.function("cublasLtMatmulDescCreate")?,

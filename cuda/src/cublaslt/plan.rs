@@ -21,7 +21,7 @@ use crate::{Error, Result};
 /// choice of algorithm, and thus the last bits of results, would depend on where memory happens to be allocated.
 const ALIGNMENT: u64 = 16;
 
-/// Number of algorithms requested. cuBLASLt sorts them by its estimate, best first, and the first usable one is taken.
+/// Number of algorithms requested. cuBLASLt sorts them by its estimate, best first.
 const CANDIDATES: usize = 8;
 
 /// Required multiple of the leading dimension of GELU's input ("CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD").
@@ -121,7 +121,7 @@ fn alignment(address: u64) -> u64 {
 type MatrixLayout = Owned<cublasLtMatrixLayout_t, LayoutAttribute>;
 type Preference = Owned<cublasLtMatmulPreference_t, PreferenceAttribute>;
 
-/// The descriptors of a kind of product, and its algorithms, of which the first is used.
+/// The descriptors of a kind of product, and its algorithms.
 #[derive(Debug)]
 pub(super) struct MatmulPlan {
     operation: Owned<cublasLtMatmulDesc_t, OperationAttribute>,
@@ -129,6 +129,8 @@ pub(super) struct MatmulPlan {
     right: MatrixLayout,
     out: MatrixLayout,
     algorithms: Vec<cublasLtMatmulAlgo_t>,
+    /// The index of the algorithm in use, once that is decided.
+    pub(super) chosen: Option<usize>,
 }
 
 impl MatmulPlan {
@@ -187,6 +189,7 @@ impl MatmulPlan {
             right: layout(shape.operands, (k, n), right)?,
             out: layout(shape.result, (m, n), out)?,
             algorithms: Vec::new(),
+            chosen: None,
         };
         // The alignment of the addresses matters ("cublasLtMatmulDescAttributes_t").
         plan.point_at(functions, epilogue)?;

@@ -69,3 +69,12 @@ pub struct Matmul {
     /// The fused computation; `None` is required for batches of several products.
     pub epilogue: Epilogue,
 }
+
+impl Matmul {
+    /// Bytes from the first to the last element of the results.
+    pub(super) fn out_bytes(&self) -> usize {
+        let ([m, n, _], out) = (self.sizes, &self.out);
+        let last = (self.batch - 1) * out.batch_stride + (m - 1) * out.leading + n;
+        last * self.result.bytes()
+    }
+}

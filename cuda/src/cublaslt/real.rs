@@ -46,6 +46,7 @@ fn functions_are_called_as_the_header_declares_them() {
     // SAFETY: the type is that of cublasLt.h, as the claims below say.
     let get = unsafe { library.function::<Get>("cublasLtMatmulDescGetAttribute").unwrap() };
     let mut claims = vec![
+        function("cublasLtGetVersion", functions.version),
         function("cublasLtCreate", functions.create),
         function("cublasLtDestroy", functions.destroy),
         function("cublasLtMatmul", functions.matmul),

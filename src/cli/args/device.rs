@@ -1,6 +1,7 @@
 //! The options that say where and in what type to compute.
 
 use clap::Args;
+use ferrotron::cuda::cublaslt::AlgorithmChoice;
 use ferrotron::cuda::gpu::GpuConfig;
 use ferrotron::cuda::library::Search;
 use ferrotron::cuda::nvrtc::Architecture;
@@ -41,6 +42,9 @@ pub struct ExecutionArgs {
     /// Capture a step as one CUDA graph, and replay it for those that are alike
     #[arg(long)]
     pub(super) enable_cuda_graph: bool,
+    /// Time the algorithms of matrix products on the GPU, and keep the fastest ones in the user's cache
+    #[arg(long)]
+    autotune_gemm: bool,
 }
 
 impl ExecutionArgs {
@@ -57,6 +61,18 @@ impl ExecutionArgs {
                 Err(Error::config("--enable-cuda-graph", ExecutionMode::NEEDS_GPU))
             }
             (true, DeviceChoice::Gpus | DeviceChoice::Gpu(_)) => Ok(ExecutionMode::CudaGraph),
+        }
+    }
+
+    /// How the algorithms of matrix products are chosen. Errors if a CPU, which has one, was asked to choose.
+    pub fn algorithms(&self, device: &DeviceArgs) -> Result<AlgorithmChoice> {
+        match (self.autotune_gemm, device.place()?) {
+            (false, _) => Ok(AlgorithmChoice::Heuristic),
+            (true, DeviceChoice::Cpu) => {
+                let message = "chooses among the algorithms of a GPU: add --device cuda";
+                Err(Error::config("--autotune-gemm", message))
+            }
+            (true, DeviceChoice::Gpus | DeviceChoice::Gpu(_)) => Ok(AlgorithmChoice::autotuned()),
         }
     }
 }
@@ -115,8 +131,13 @@ impl DeviceArgs {
 
     /// The device of a process that computes alone, or under a launcher beside others.
     pub fn open(&self) -> Result<Device> {
+        self.open_with(AlgorithmChoice::Heuristic)
+    }
+
+    /// Like [`DeviceArgs::open`], with this choice of a GPU's algorithms.
+    pub fn open_with(&self, algorithms: AlgorithmChoice) -> Result<Device> {
         let local_rank = rank_environment()?.map_or(0, |rank| rank.local_rank);
-        self.open_shared(1, local_rank, std::env::temp_dir())
+        self.open_shared(1, local_rank, std::env::temp_dir(), algorithms)
     }
 
     /// The device of rank `local_rank` of `ranks` on this machine, with a CPU's host memory in files of a folder.
@@ -125,6 +146,7 @@ impl DeviceArgs {
         ranks: usize,
         local_rank: usize,
         offload_folder: PathBuf,
+        algorithms: AlgorithmChoice,
     ) -> Result<Device> {
         let ordinal = match self.place()? {
             DeviceChoice::Cpu => {
@@ -134,7 +156,8 @@ impl DeviceArgs {
             DeviceChoice::Gpus => local_rank,
             DeviceChoice::Gpu(ordinal) => ordinal,
         };
-        Device::cuda(&GpuConfig::new(ordinal)).map_err(|error| self.unavailable(&error))
+        let config = GpuConfig { algorithms, ..GpuConfig::new(ordinal) };
+        Device::cuda(&config).map_err(|error| self.unavailable(&error))
     }
 
     /// The memory of the GPUs of the ranks with these numbers on this machine, of the smallest if there are several;

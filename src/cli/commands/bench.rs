@@ -72,7 +72,7 @@ pub fn bench(args: &BenchArgs) -> Result<ExitCode> {
         let message = "times work as the GPU is given it, and a graph is given as a whole: leave --enable-cuda-graph out";
         return Err(Error::config("--profile", message));
     }
-    let device = args.device.open()?;
+    let device = args.device.open_with(args.execution.algorithms(&args.device)?)?;
     let config = BenchConfig {
         micro_batch_size: args.micro_batch_size,
         seq_length: args.model.seq_length()?,

@@ -291,7 +291,9 @@ impl<M: TrainedModel> PreparedRun<M> {
         } = self;
         let args = &configuration.args;
         let folder = args.offload.folder(&args.run);
-        let device = args.device.open_shared(job.local_size(), job.local_rank(), folder)?;
+        let algorithms = args.execution.algorithms(&args.device)?;
+        let device =
+            args.device.open_shared(job.local_size(), job.local_rank(), folder, algorithms)?;
         let mesh = &job::with_backend(&args.parallel.ranks, &args.device, mesh, &device)?;
         let scope = Scope::new(&device, args.device.dtype()?, args.optimization.seed);
         let mut trainer = Trainer::<M>::on_mesh(&scope, mesh, &plan.model, plan.trainer)?;

@@ -40,6 +40,7 @@ const NOT_REMEMBERED: &[&str] = &[
     "exit-duration-in-mins",
     "exit-signal",
     "enable-cuda-graph",
+    "autotune-gemm",
     "device",
     "memory-limit",
     "offload-folder",
