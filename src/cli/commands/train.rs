@@ -28,8 +28,7 @@ use crate::cli::args::train::TrainArgs;
 use crate::cli::configuration::{Configuration, data_facts};
 use crate::cli::definition::Definition;
 use crate::cli::exit_signals::ExitSignals;
-use crate::cli::job;
-use crate::cli::job::ProcessRole;
+use crate::cli::job::{self, ProcessRole};
 use crate::cli::loaded::{check_vocab_size, unused_ids};
 use crate::cli::options::{Options, other_optimizers};
 use crate::cli::output::failed;
@@ -291,9 +290,8 @@ impl<M: TrainedModel> PreparedRun<M> {
         } = self;
         let args = &configuration.args;
         let folder = args.offload.folder(&args.run);
-        let algorithms = args.execution.algorithms(&args.device)?;
-        let device =
-            args.device.open_shared(job.local_size(), job.local_rank(), folder, algorithms)?;
+        let choice = args.execution.algorithms(&args.device)?;
+        let device = args.device.open_shared(job.local_size(), job.local_rank(), folder, choice)?;
         let mesh = &job::with_backend(&args.parallel.ranks, &args.device, mesh, &device)?;
         let scope = Scope::new(&device, args.device.dtype()?, args.optimization.seed);
         let mut trainer = Trainer::<M>::on_mesh(&scope, mesh, &plan.model, plan.trainer)?;

@@ -16,15 +16,15 @@
 //! depend on the limit, bitwise; dW is summed in the order of the chunks, in `Element::Acc`.
 
 mod formed;
+mod problem;
 
-pub use formed::FormedGradients;
+pub use formed::{FormedGradients, WantedGradients};
+pub use problem::HeadWeights;
 
-use super::cross_entropy::{CrossEntropyConfig, RowLosses, Targets, VocabAllReduce, VocabShard};
-use super::matmul::{Accum, linear, linear_bias_gradient, matmul, matmul_into};
-use super::pointwise::{softcap_in_place, unary_backward};
-use super::table::Unary;
-use crate::core::tensor::{check_device, check_pair};
-use crate::{Category, Error, Result, Tensor};
+use super::cross_entropy::{CrossEntropyConfig, RowLosses, VocabAllReduce, VocabShard};
+use super::matmul::{Accum, linear_bias_gradient, matmul, matmul_into};
+use crate::{Error, Result, Tensor};
+use problem::Problem;
 
 /// The loss, and the values that its gradient needs.
 #[derive(Debug)]
@@ -62,40 +62,6 @@ impl SavedLogits {
     }
 }
 
-/// The operands of a loss that need a gradient.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct WantedGradients {
-    /// x
-    pub input: bool,
-    /// W
-    pub weight: bool,
-    /// b
-    pub bias: bool,
-}
-
-impl WantedGradients {
-    fn any(self) -> bool {
-        self.input || self.weight || self.bias
-    }
-}
-
-/// The parameters of a head. A weight alone converts into a head without a bias and soft cap.
-#[derive(Debug, Clone, Copy)]
-pub struct HeadWeights<'a> {
-    /// W, (V, C).
-    pub weight: &'a Tensor,
-    /// b, (V).
-    pub bias: Option<&'a Tensor>,
-    /// Soft cap of the logits, c tanh(logit / c): Gemma 2, arXiv 2408.00118.
-    pub softcap: Option<f64>,
-}
-
-impl<'a> From<&'a Tensor> for HeadWeights<'a> {
-    fn from(weight: &'a Tensor) -> HeadWeights<'a> {
-        HeadWeights { weight, bias: None, softcap: None }
-    }
-}
-
 /// A callback that consumes the gradient of an operand.
 pub type GradSink<'a> = &'a mut dyn FnMut(Tensor) -> Result<()>;
 
@@ -111,103 +77,6 @@ pub struct Gradients<'a> {
     pub weight: Option<(&'a mut Tensor, Accum)>,
     /// Consumes db (V), if needed, in the dtype of x.
     pub bias: Option<GradSink<'a>>,
-}
-
-/// Checked operands, with x as a matrix (N, C).
-struct Problem {
-    x: Tensor,
-    weight: Tensor,
-    bias: Option<Tensor>,
-    softcap: Option<f64>,
-    targets: Targets,
-    tokens: usize,
-    classes: usize,
-    shard: VocabShard,
-}
-
-impl Problem {
-    fn new(
-        op: &'static str,
-        x: &Tensor,
-        HeadWeights { weight, bias, softcap }: HeadWeights,
-        targets: &Tensor,
-        shard: Option<VocabShard>,
-        config: &CrossEntropyConfig,
-    ) -> Result<Problem> {
-        check_pair(op, x, weight)?;
-        check_device(op, x, targets)?;
-        if let Some(bias) = bias {
-            check_pair(op, x, bias)?;
-            if bias.dims() != &weight.dims()[..1] {
-                let message =
-                    format!("needs a bias (V), got {:?} for W {:?}", bias.dims(), weight.dims());
-                return Err(Error::shape(op, message));
-            }
-        }
-        if let Some(cap) = softcap.filter(|&cap| !(cap > 0.0 && cap.is_finite())) {
-            return Err(Error::value(op, format!("softcap must be positive, got {cap}")));
-        }
-        let fits = match (x.dims(), weight.dims()) {
-            ([rows @ .., width], [_, c]) => rows == targets.dims() && width == c,
-            _ => false,
-        };
-        if !fits {
-            return Err(Error::shape(
-                op,
-                format!(
-                    "needs x (.., C), W (V, C) and targets (..), got {:?}, {:?} and {:?}",
-                    x.dims(),
-                    weight.dims(),
-                    targets.dims()
-                ),
-            ));
-        }
-        let classes = weight.dims()[0];
-        let shard = shard.unwrap_or_else(|| VocabShard::unsharded(classes));
-        Ok(Problem {
-            x: x.as_matrix()?,
-            weight: weight.clone(),
-            bias: bias.cloned(),
-            softcap,
-            targets: Targets::new(op, targets, classes, shard, config)?,
-            tokens: targets.numel(),
-            classes,
-            shard,
-        })
-    }
-
-    fn logits(&self, first: usize, len: usize) -> Result<Tensor> {
-        let x = self.x.narrow(0, first, len)?;
-        let logits = linear(&x, &self.weight, self.bias.as_ref())?;
-        logits.set_category(Category::Logits);
-        match self.softcap {
-            Some(cap) => softcap_in_place(cap, logits),
-            None => Ok(logits),
-        }
-    }
-
-    /// The gradient of the product x W^T + b from its `logits`, which it may overwrite.
-    fn backward(
-        &self,
-        logits: Tensor,
-        first: usize,
-        lse: &Tensor,
-        scale: &Tensor,
-    ) -> Result<Tensor> {
-        let Some(cap) = self.softcap else {
-            return self.targets.backward(logits, first, lse, scale);
-        };
-        let dlogits = self.targets.backward(logits.clone(), first, lse, scale)?;
-        dlogits.set_category(Category::Logits);
-        unary_backward(Unary::Softcap, cap, dlogits, Some(&logits))
-    }
-
-    /// Bytes of the logits of a token on the largest shard. Backward with a soft cap has the logits and their gradient at
-    /// once.
-    fn token_bytes(&self) -> usize {
-        let tensors = 1 + usize::from(self.softcap.is_some());
-        (tensors * self.shard.largest() * self.x.dtype().size()).max(1)
-    }
 }
 
 /// Cross-entropy of the logits x W^T + b, summed over the valid tokens. x is (.., C), W of the head (V, C), b, if any,

@@ -1,10 +1,27 @@
 //! Gradients of the head that forward forms chunk by chunk, while logits are there.
 
-use super::{Problem, WantedGradients};
+use super::problem::Problem;
 use crate::ops::matmul::{Accum, linear_bias_gradient, matmul_into};
 use crate::ops::pointwise::add_assign;
 use crate::ops::scale::scale;
 use crate::{Category, Result, Tensor};
+
+/// The operands of a loss that need a gradient.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct WantedGradients {
+    /// x
+    pub input: bool,
+    /// W
+    pub weight: bool,
+    /// b
+    pub bias: bool,
+}
+
+impl WantedGradients {
+    pub(super) fn any(self) -> bool {
+        self.input || self.weight || self.bias
+    }
+}
 
 /// The gradients of the summed loss by the operands that want one. [`FormedGradients::scaled`] makes those of a multiple.
 #[derive(Debug)]
