@@ -6,7 +6,7 @@ use ferrotron::cuda::nccl::Nccl;
 use ferrotron::models::batch_size::{BatchSize, BatchSizeConfig};
 use ferrotron::nn::Axis;
 use ferrotron::parallel::agreement::{Facts, agree};
-use ferrotron::parallel::collective::{NcclConfig, RankConfig, Transport, World, run_rank_process};
+use ferrotron::parallel::collective::{NcclConfig, RankConfig, World, run_rank_process};
 use ferrotron::parallel::launch::{JOB_SECRET, LaunchConfig, RankEnvironment, launch};
 use ferrotron::parallel::mesh::Mesh;
 use ferrotron::parallel::tensor_parallel::SequenceParallel;
@@ -16,7 +16,7 @@ use std::ops::Range;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use super::args::device::{DeviceArgs, DeviceChoice};
+use super::args::device::DeviceArgs;
 #[cfg(feature = "mpi")]
 use super::args::ranks::BackendArg;
 use super::args::ranks::RankArgs;
@@ -138,7 +138,7 @@ pub fn with_backend(
         return Ok(mesh);
     }
     let ranks = mesh.layout().world();
-    let own = place.place()? == DeviceChoice::Gpus && args.transport() == Transport::Auto;
+    let own = args.have_own_gpus(place.place()?);
     if ranks == 1 {
         return Ok(mesh.clone());
     }

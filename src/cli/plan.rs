@@ -1,10 +1,10 @@
 //! The plan of a run: what its options make of a model, checked before anything starts.
 
-use ferrotron::Result;
 use ferrotron::models::memory::{DocumentResets, MemoryEstimator};
 use ferrotron::models::support::{ParallelismCheck, check};
-use ferrotron::models::trainer::{SaveMode, TrainerConfig};
+use ferrotron::models::trainer::{ExecutionMode, SaveMode, TrainerConfig};
 use ferrotron::nn::Axis;
+use ferrotron::{Error, Result};
 
 use super::architecture::TrainedModel;
 use super::args::model::Architecture;
@@ -31,7 +31,11 @@ pub fn plan<M: TrainedModel>(
     let saves = if args.run.async_save { SaveMode::Async } else { SaveMode::Blocking };
     let keep_in_fp32 = args.precision.keep_in_fp32()?;
     let trainer = TrainerConfig { execution, saves, keep_in_fp32, ..trainer };
-    trainer.check_execution(world)?;
+    trainer.check_execution(layout.size(Axis::Pipeline))?;
+    let own_gpus = args.parallel.ranks.have_own_gpus(args.device.place()?);
+    if execution == ExecutionMode::CudaGraph && world > 1 && !own_gpus {
+        return Err(Error::config("--enable-cuda-graph", ExecutionMode::NEEDS_NCCL));
+    }
     trainer.check_bad_steps()?;
     trainer.check_async()?;
     trainer.check_unflushed()?;

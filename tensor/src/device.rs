@@ -189,6 +189,11 @@ impl Device {
         self.capture().map_or(Ok(()), |_| Err(self.captured(op)))
     }
 
+    /// Whether the device's work is being [captured](crate::CudaGraph).
+    pub fn is_capturing(&self) -> bool {
+        self.capture().is_some()
+    }
+
     fn captured(&self, op: &'static str) -> Error {
         let message = format!(
             "work of {self:?} is being captured and does not run: the host does this before, or after a replay"

@@ -105,8 +105,11 @@ fn a_run_as_a_graph_has_the_same_losses() {
 
     for (part, more) in [
         ("add --device cuda", &["--device", "cpu"][..]),
-        ("one rank, got 2", &["--device", "cuda:0", "--nproc", "2"]),
-        ("dynamic loss scale", &["--device", "cuda", "--fp16"]),
+        ("what NCCL sends", &["--device", "cuda:0", "--nproc", "2"]),
+        (
+            "a pipeline of 2 stages",
+            &["--device", "cuda", "--nproc", "2", "--pipeline-model-parallel-size", "2"],
+        ),
         ("offloading", &["--device", "cuda", "--offload-optimizer-states"]),
     ] {
         let words = ["train", "--data", "text.txt", "--enable-cuda-graph"];

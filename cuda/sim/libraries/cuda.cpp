@@ -70,9 +70,18 @@ extern "C" __attribute__((visibility("default"))) void stand_in_give(void* strea
 extern "C" __attribute__((visibility("default"))) uint64_t stand_in_give_when(void* handle, bool (*ready)(void*), void (*call)(void*), void* data) {
     LOCKED;
     Stream* stream = (Stream*)handle;
-    if (stream->graph) refuse(stream->graph, CAPTURE_UNSUPPORTED);  // the stand-in records no collective
     stream->work.push_back({[=] { call(data); }, [=] { return ready(data); }});
     return stream->given++;
+}
+
+// Records, if the stream is recorded, that `call` gives work to the stream of each replay; false if it is not.
+extern "C" __attribute__((visibility("default"))) bool stand_in_record(void* handle, void (*call)(void*, void*), void* data) {
+    LOCKED;
+    Stream* stream = (Stream*)handle;
+    if (!stream->graph) return false;
+    if (!stream->graph->invalid)
+        stream->graph->lanes[stream->lane].push_back({nullptr, 0, 0, [=](Stream* replay) { call(data, replay); }});
+    return true;
 }
 
 // Does a stream's first pieces of work; false if one may not run yet.
@@ -247,10 +256,10 @@ API cuStreamEndCapture(void* handle, void** out) {
     if (graph->invalid) return CAPTURE_INVALIDATED;
     // Whatever the first stream does not wait for would have no end.
     std::vector<size_t> done(graph->lanes.size());
-    graph->run(done, 0, graph->lanes[0].size(), false);
+    graph->visit(done, 0, graph->lanes[0].size(), [](const Graph::Piece&) {});
     for (size_t lane = 0; lane < done.size(); lane++)
         for (size_t i = done[lane]; i < graph->lanes[lane].size(); i++)
-            if (graph->lanes[lane][i].work) return CAPTURE_UNJOINED;
+            if (!graph->lanes[lane][i].waits()) return CAPTURE_UNJOINED;
     *out = new std::shared_ptr<Graph>(graph);
     return SUCCESS;
 }
@@ -264,10 +273,13 @@ API cuGraphLaunch(void* handle, void* stream) {
     LOCKED;
     if (((Stream*)stream)->graph) return refuse(((Stream*)stream)->graph, CAPTURE_UNSUPPORTED);
     const std::shared_ptr<Graph> graph = *(std::shared_ptr<Graph>*)handle;
-    return give((Stream*)stream, [=] {
-        std::vector<size_t> done(graph->lanes.size());
-        graph->run(done, 0, graph->lanes[0].size(), true);
+    std::vector<size_t> done(graph->lanes.size());
+    // A collective waits for other ranks, so each piece is one of the stream's.
+    graph->visit(done, 0, graph->lanes[0].size(), [&](const Graph::Piece& piece) {
+        if (piece.give) piece.give((Stream*)stream);
+        else give((Stream*)stream, [graph, &piece] { piece.work(); });
     });
+    return SUCCESS;
 }
 
 API cuMemGetAllocationGranularity(size_t* granule, const void*, int) { *granule = GRANULE; return SUCCESS; }

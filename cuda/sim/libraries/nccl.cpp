@@ -51,6 +51,15 @@ struct World {
     std::map<int, bool> come, gone;
     std::map<std::tuple<int, int, uint64_t>, std::shared_ptr<Call>> calls;  // by kind or pair of ranks, and number
 };
+struct Communicator;
+// One rank's part in a call among `pair` that is to come, of which `needed` parts are to come.
+struct Given {
+    Communicator* communicator;
+    Kind kind;
+    std::pair<int, int> pair;
+    int rank, needed;
+    Part part;
+};
 struct Communicator {
     std::shared_ptr<World> world;
     int rank;
@@ -75,7 +84,7 @@ uint64_t made = 0;
 uint64_t called[7] = {};  // communicators, and calls of each kind
 std::map<std::thread::id, std::list<Item*>> launched;  // of each GPU, in order, as far as they have not ended
 thread_local int depth = 0;
-thread_local std::vector<std::tuple<Communicator*, std::shared_ptr<Call>, int, void*, int>> grouped;  // part, stream, parts
+thread_local std::vector<Given> grouped;
 
 size_t bytes(int type) {
     switch (type) {
@@ -213,53 +222,68 @@ void run(void* data) {
     delete item;
 }
 
-int submit() {
+// Gives parts, all of one communicator, to a stream as one item. Replays come here too: each is a call of its own.
+int launch(const std::vector<Given>& parts, void* stream) {
     static const auto give = driver<uint64_t (*)(void*, bool (*)(void*), void (*)(void*), void*)>("stand_in_give_when");
-    std::map<std::pair<Communicator*, void*>, Item*> items;
-    for (auto& [communicator, call, rank, stream, parts] : grouped) {
-        Item*& item = items[{communicator, stream}];
-        if (!item) item = new Item{{}, {}, communicator->aborted, stream, communicator->gpu, UINT64_MAX};
-        item->calls.push_back(call);
-        item->needed.push_back(parts);
-        communicator->pending = true;
-    }
-    for (auto& [key, item] : items) {
-        const uint64_t before = give(key.second, ready, run, item);
-        std::lock_guard<std::mutex> guard(lock);
-        item->before = before;
-        launched[item->gpu].push_back(item);
-        for (auto& [communicator, call, rank, stream, parts] : grouped)
-            if (communicator == key.first && stream == key.second) call->parts[rank].before = before;
-    }
-    grouped.clear();
-    return items.empty() ? SUCCESS : IN_PROGRESS;
-}
-
-// One rank's part of a call among `pair`, of which `needed` parts are to come.
-int take(Communicator* communicator, Kind kind, std::pair<int, int> pair, int rank, int needed, Part part) {
-    if (!bytes(part.type) || !communicator) return INVALID_ARGUMENT;
-    if (communicator->pending) return INVALID_USAGE;
-    const uint64_t number = communicator->numbers[{pair.first, pair.second, kind == Kind::Message ? rank : 0}]++;
-    part.before = UINT64_MAX;
-    part.gpu = communicator->gpu;
-    std::shared_ptr<Call> call;
+    Communicator* communicator = parts[0].communicator;
+    Item* item = new Item{{}, {}, communicator->aborted, stream, communicator->gpu, UINT64_MAX};
+    std::vector<std::pair<std::shared_ptr<Call>, int>> own;
     {
         std::lock_guard<std::mutex> guard(lock);
-        auto& known = communicator->world->calls[{pair.first, pair.second, number}];
-        if (!known) known = std::make_shared<Call>(Call{kind});
-        call = known;
-        if (call->kind != kind) return INVALID_USAGE;
-        call->parts[rank] = part;
-        called[1 + (int)kind]++;
+        for (Given given : parts) {
+            const auto [from, to] = given.pair;
+            const uint64_t number = communicator->numbers[{from, to, given.kind == Kind::Message ? given.rank : 0}]++;
+            auto& call = communicator->world->calls[{from, to, number}];
+            if (!call) call = std::make_shared<Call>(Call{given.kind});
+            if (call->kind != given.kind) return delete item, INVALID_USAGE;
+            given.part.before = UINT64_MAX;
+            given.part.gpu = communicator->gpu;
+            given.part.stream = stream;
+            call->parts[given.rank] = given.part;
+            called[1 + (int)given.kind]++;
+            item->calls.push_back(call);
+            item->needed.push_back(given.needed);
+            own.push_back({call, given.rank});
+        }
     }
-    grouped.push_back({communicator, call, rank, part.stream, needed});
+    const uint64_t before = give(stream, ready, run, item);
+    std::lock_guard<std::mutex> guard(lock);
+    item->before = before;
+    launched[item->gpu].push_back(item);
+    for (auto& [call, rank] : own) call->parts[rank].before = before;
+    return SUCCESS;
+}
+
+// The parts of a recorded item, for each replay. They stay: a test makes few recordings.
+void replay(void* data, void* stream) { launch(*(const std::vector<Given>*)data, stream); }
+
+int submit() {
+    static const auto record = driver<bool (*)(void*, void (*)(void*, void*), void*)>("stand_in_record");
+    std::map<std::pair<Communicator*, void*>, std::vector<Given>> items;
+    for (Given& given : grouped) items[{given.communicator, given.part.stream}].push_back(given);
+    grouped.clear();
+    int status = items.empty() ? SUCCESS : IN_PROGRESS;
+    for (auto& [key, parts] : items) {
+        key.first->pending = true;
+        auto* kept = new std::vector<Given>(parts);
+        if (record(key.second, replay, kept)) continue;
+        delete kept;
+        if (int failed = launch(parts, key.second)) status = failed;
+    }
+    return status;
+}
+
+int take(const Given& given) {
+    if (!bytes(given.part.type)) return INVALID_ARGUMENT;
+    if (given.communicator->pending) return INVALID_USAGE;
+    grouped.push_back(given);
     return depth ? SUCCESS : submit();
 }
 
 int collective(Communicator* communicator, Kind kind, const void* from, void* to, size_t count, int type, int operation, int root, void* stream) {
     if (!communicator) return INVALID_ARGUMENT;
-    return take(communicator, kind, {-1, -1}, communicator->rank, communicator->world->size,
-                {(const char*)from, (char*)to, count, type, operation, root, stream, {}, 0});
+    return take({communicator, kind, {-1, -1}, communicator->rank, communicator->world->size,
+                 {(const char*)from, (char*)to, count, type, operation, root, stream, {}, 0}});
 }
 }  // namespace
 
@@ -341,9 +365,9 @@ API int ncclReduce(const void* from, void* to, size_t count, int type, int opera
 }
 API int ncclSend(const void* from, size_t count, int type, int to, Communicator* communicator, void* stream) {
     if (!communicator) return INVALID_ARGUMENT;
-    return take(communicator, Kind::Message, {communicator->rank, to}, 0, 2, {(const char*)from, nullptr, count, type, SUM, 0, stream, {}, 0});
+    return take({communicator, Kind::Message, {communicator->rank, to}, 0, 2, {(const char*)from, nullptr, count, type, SUM, 0, stream, {}, 0}});
 }
 API int ncclRecv(void* to, size_t count, int type, int from, Communicator* communicator, void* stream) {
     if (!communicator) return INVALID_ARGUMENT;
-    return take(communicator, Kind::Message, {from, communicator->rank}, 1, 2, {nullptr, (char*)to, count, type, SUM, 0, stream, {}, 0});
+    return take({communicator, Kind::Message, {from, communicator->rank}, 1, 2, {nullptr, (char*)to, count, type, SUM, 0, stream, {}, 0}});
 }

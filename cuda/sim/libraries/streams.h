@@ -21,22 +21,27 @@ struct Work {
     std::function<void()> run;
     std::function<bool()> ready = {};  // whether it may run yet, if that is not certain
 };
-// What was given to streams while they were recorded: a lane for each stream, in which pieces are work or wait for another
-// lane. As in streams, the work of a lane is done when somebody waits for it.
+// What was given to streams while they were recorded: a lane for each stream, in which pieces are work, give work to the
+// stream of a replay, or wait for another lane. As in streams, the work of a lane is done when somebody waits for it.
 struct Graph {
-    struct Piece { std::function<void()> work; size_t lane, number; };
+    struct Piece {
+        std::function<void()> work;
+        size_t lane, number;
+        std::function<void(Stream*)> give = {};
+        bool waits() const { return !work && !give; }
+    };
     std::vector<std::vector<Piece>> lanes;
     std::vector<Stream*> streams;  // empty once the recording has ended
     CaptureMode mode = GLOBAL;
     std::thread::id thread = std::this_thread::get_id();  // that began the recording
     bool invalid = false;          // something was done that a recording does not allow: nothing comes of it
 
-    // Does the lane's first pieces; `done` counts what each lane has done.
-    void run(std::vector<size_t>& done, size_t lane, size_t number, bool works) const {
+    // Hands over the lane's first pieces of work, in the order in which they are done; `done` counts those of each lane.
+    void visit(std::vector<size_t>& done, size_t lane, size_t number, const std::function<void(const Piece&)>& f) const {
         while (done[lane] < number) {
             const Piece& piece = lanes[lane][done[lane]++];
-            if (!piece.work) run(done, piece.lane, piece.number, works);
-            else if (works) piece.work();
+            if (piece.waits()) visit(done, piece.lane, piece.number, f);
+            else f(piece);
         }
     }
 };

@@ -59,6 +59,8 @@ pub use times::RankTimes;
 
 /// A model in training, or one rank's share of it.
 pub struct Trainer<M: Model> {
+    /// The steps that are replayed, with [`ExecutionMode::CudaGraph`]. They are dropped before the groups whose calls they have.
+    graph: Option<StepGraph>,
     config: TrainerConfig,
     model: M::Config,
     scope: Scope,
@@ -87,8 +89,6 @@ pub struct Trainer<M: Model> {
     versions: Option<WeightVersions>,
     /// Whether steps without a flush have failed: parameters may then have the weights of any step.
     window_failed: bool,
-    /// The steps that are replayed, with [`ExecutionMode::CudaGraph`].
-    graph: Option<StepGraph>,
     /// The buffers from which checkpoints are written, with [`SaveMode::Async`].
     snapshot: Option<SnapshotBuffers>,
 }
@@ -139,7 +139,7 @@ impl<M: Model> Trainer<M> {
         check_configs::<M>(scope, mesh, model, &config)?;
         config.parallel.data_parallel.optimizer = config.optimizer;
         config.batch_size.check_ranks(mesh.axis(Axis::Data).size())?;
-        config.check_execution(mesh.world().size())?;
+        config.check_execution(mesh.axis(Axis::Pipeline).size())?;
         config.check_bad_steps()?;
         config.check_async()?;
         config.check_unflushed()?;
@@ -151,9 +151,7 @@ impl<M: Model> Trainer<M> {
         if config.parallel.data_parallel.stale_updates().is_some() && device.is_gpu() {
             return Err(Error::config("--async-data-parallel", TrainerConfig::ASYNC_NEEDS_CPU));
         }
-        if config.execution == ExecutionMode::CudaGraph && !device.is_gpu() && !device.is_fake() {
-            return Err(Error::config("enable-cuda-graph", ExecutionMode::NEEDS_GPU));
-        }
+        config.execution.check(device, mesh.world())?;
         let loss_scaler = config.precision.loss_scaler(&config.parallel)?;
         let ParallelConfig { recompute, saved_activations, optimizer_states, .. } = config.parallel;
         let offloader = saved_activations.offloader(scope.device())?;

@@ -17,8 +17,8 @@ use ferrotron_tensor::MemoryKind;
 use std::ops::ControlFlow::Continue;
 
 /// Samples; from number `since` on, some of their positions do not count.
-struct Masked {
-    since: u64,
+pub struct Masked {
+    pub since: u64,
 }
 
 impl Samples for Masked {
@@ -260,7 +260,12 @@ fn what_cannot_be_captured_is_refused() -> Result<()> {
     }
     let config = TrainerConfig { execution: ExecutionMode::CudaGraph, ..some_config()? };
     let told = config.check_execution(2).unwrap_err().to_string();
-    assert!(told.contains("one rank, got 2"), "{told}");
+    assert!(told.contains("pipeline of 2 stages"), "{told}");
+    let data_parallel =
+        DataParallelConfig { synchronize_every: 4, ..DataParallelConfig::default() };
+    let parallel = ParallelConfig { data_parallel, ..config.parallel };
+    let told = TrainerConfig { parallel, ..config }.check_execution(1).unwrap_err().to_string();
+    assert!(told.contains("--local-sgd-steps"), "{told}");
     Ok(())
 }
 

@@ -1,6 +1,7 @@
 //! Training on a GPU, which here is a stand-in, is training on the CPU: alone, and in layouts of ranks that share the GPU.
 
 mod graphs;
+mod graphs_of_ranks;
 mod loss_scale;
 mod memory;
 #[path = "../common/numbers.rs"]

@@ -107,7 +107,21 @@ impl Group {
         self.0.as_ref().map_or(Ok(()), |collective| collective.check())
     }
 
-    /// The traffic that this rank has sent so far: none in a group of one.
+    /// Whether calls on tensors of a GPU are captured with the rest of the work: see
+    /// [`CudaGraph`](ferrotron_tensor::CudaGraph). NCCL's are.
+    pub fn is_capturable(&self) -> bool {
+        self.0.as_ref().is_none_or(|collective| collective.is_capturable())
+    }
+
+    /// Looks after a replay of captured work that the GPU was given last: if it does not end within the timeout, or another rank
+    /// is gone, calls of all ranks end with an error. A replay counts as one call. All ranks of the group replay the same work.
+    ///
+    /// Errors if a call has failed before.
+    pub fn watch_replay(&self) -> Result<()> {
+        self.0.as_ref().map_or(Ok(()), |collective| collective.watch_replay())
+    }
+
+    /// The traffic that this rank has sent so far: none in a group of one. Calls that are replayed count where they are captured.
     pub fn traffic(&self) -> CommVolume {
         self.0.as_ref().map_or_else(CommVolume::default, |collective| collective.traffic())
     }

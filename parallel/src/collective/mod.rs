@@ -60,6 +60,17 @@ pub trait Collective: Send + Sync {
         f()
     }
 
+    /// Whether its calls on tensors of a GPU are captured with the rest of the work: see
+    /// [`CudaGraph`](ferrotron_tensor::CudaGraph).
+    fn is_capturable(&self) -> bool {
+        false
+    }
+
+    /// Looks after a replay of captured work that the GPU was given last, which has calls of this rank's groups.
+    fn watch_replay(&self) -> Result<()> {
+        Ok(())
+    }
+
     /// The traffic that this rank has sent so far.
     fn traffic(&self) -> CommVolume;
 

@@ -148,16 +148,37 @@ fn flats_and_work_that_nobody_waits_for() {
 }
 
 #[test]
-fn a_call_in_a_capture_is_refused_and_harms_nobody() {
-    if !ferrotron_cuda_sim::available("nccl::a_call_in_a_capture_is_refused_and_harms_nobody") {
+fn calls_in_a_capture_are_replayed_among_others() {
+    if !ferrotron_cuda_sim::available("nccl::calls_in_a_capture_are_replayed_among_others") {
         return;
     }
-    run(2, |_, group| {
-        let x = make(DType::F32, &[4], |_| 1.0)?;
-        let sum = || group.all_reduce(x.square()?, Reduction::Sum)?.wait();
-        let error = CudaGraph::capture(&device()?, sum).err().expect("it is refused").to_string();
-        assert!(error.contains("nccl: work of cuda:"), "{error}");
-        check("all_reduce", &sum()?, 4, |_| 2.0)
+    run(2, |world, group| {
+        let mut x = make(DType::F32, &[4], |_| 1.0)?;
+        let work = |x: &Tensor| {
+            // Calls begin before the first has ended.
+            let (square, same) = (x.square()?, x.copy()?);
+            let square = group.all_reduce(square, Reduction::Sum)?;
+            let same = group.all_gather(same, 8)?;
+            let most = group.all_reduce(x.copy()?, Reduction::Max)?;
+            most.wait()?;
+            square.wait()?.add_scalar(1.0)?.mul(&same.wait()?.narrow(0, 0, 4)?)
+        };
+        check("as it is", &work(&x)?, 4, |_| 3.0)?;
+        let (mut graph, found) = CudaGraph::capture(&device()?, || work(&x))?;
+        assert!(group.is_capturable());
+        for step in 1..4 {
+            let own = (step + world.rank() as u64) as f32;
+            x.write_slice(&[own; 4])?;
+            graph.replay(step)?;
+            group.watch_replay()?;
+            let (first, second) = (step as f64, step as f64 + 1.0);
+            let want = (first * first + second * second + 1.0) * first;
+            check("a replay", &found, 4, |_| want)?;
+            let between = group.all_reduce(make(DType::F32, &[2], |_| 1.0)?, Reduction::Sum)?;
+            check("between replays", &between.wait()?, 2, |_| 2.0)?;
+        }
+        drop(graph);
+        Ok(())
     });
 }
 

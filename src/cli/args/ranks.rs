@@ -6,6 +6,8 @@ use ferrotron::parallel::mesh::ParallelDims;
 use ferrotron::{Error, Result};
 use std::time::Duration;
 
+use super::device::DeviceChoice;
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum TransportArg {
     Auto,
@@ -99,6 +101,11 @@ impl RankArgs {
     /// The time that ranks wait for one another.
     pub fn timeout(&self) -> Duration {
         Duration::from_secs_f64(60.0 * self.distributed_timeout_minutes)
+    }
+
+    /// Whether each rank has a GPU of its own, between which NCCL may move tensors.
+    pub fn have_own_gpus(&self, place: DeviceChoice) -> bool {
+        place == DeviceChoice::Gpus && self.transport() == Transport::Auto
     }
 
     /// The transport of data.

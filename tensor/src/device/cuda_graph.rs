@@ -29,7 +29,7 @@
 //! for all keys of the graph; with seed and site it determines the mask of [dropout](crate::ops::dropout).
 //!
 //! **Rejected** during capture is everything that synchronizes with or sends data from the host: `to_vec`, `item`,
-//! `from_slice`, `write_slice`, `synchronize`, a new `DeviceStepParams`, collectives, and attention with
+//! `from_slice`, `write_slice`, `synchronize`, a new `DeviceStepParams`, collectives that are not NCCL's, and attention with
 //! [`KeyRanges`](crate::ops::attention::KeyRanges), which belong to one batch. Each returns an error. After an error there
 //! is no graph; device and pool are unchanged, but the closure's effects on host values remain.
 

@@ -5,9 +5,10 @@ use ferrotron_nn::schedule::LrSchedule as LearningRate;
 use ferrotron_nn::{
     LossScale, LossScaler, Optimizer, OptimizerConfig, ParamPatterns, Rounding, WeightUpdate,
 };
+use ferrotron_parallel::collective::Group;
 use ferrotron_parallel::data_parallel::DataParallelConfig;
 use ferrotron_parallel::pipeline::ScheduleKind;
-use ferrotron_tensor::{Error, MemoryKind, Result};
+use ferrotron_tensor::{Device, Error, MemoryKind, Result};
 
 use crate::io::checkpoint::TrainState;
 use crate::model::gpt::{Recompute, SavedActivations};
@@ -97,6 +98,24 @@ impl ExecutionMode {
 
     /// The reason why CUDA graphs are rejected on a CPU.
     pub const NEEDS_GPU: &str = "captures what a GPU is given: add --device cuda";
+
+    /// The reason why CUDA graphs are rejected between ranks without NCCL.
+    pub const NEEDS_NCCL: &str = "captures what NCCL sends between ranks, not what goes through memory of the hosts: give each \
+                                  rank a GPU of its own by --device cuda, and leave out --transport";
+
+    /// Errors if steps cannot be captured on this device, or what ranks send one another is not.
+    pub(super) fn check(self, device: &Device, world: &Group) -> Result<()> {
+        if self == ExecutionMode::Eager || device.is_fake() {
+            return Ok(());
+        }
+        if !device.is_gpu() {
+            return Err(Error::config("enable-cuda-graph", ExecutionMode::NEEDS_GPU));
+        }
+        if world.is_capturable() {
+            return Ok(());
+        }
+        Err(Error::config("enable-cuda-graph", ExecutionMode::NEEDS_NCCL))
+    }
 }
 
 impl TrainerConfig {
@@ -130,28 +149,31 @@ impl TrainerConfig {
         }
     }
 
-    /// Errors, in one line, if the steps of `ranks` ranks cannot be captured as configured.
+    /// Errors, in one line, if the steps of so many pipeline stages cannot be captured as configured.
     ///
     /// | rejected | reason |
     /// |---|---|
-    /// | more than one rank | collectives are not captured |
-    /// | bad steps that are skipped, spikes of the loss | the host reads the results of every step |
+    /// | more than one pipeline stage | messages between stages are not captured |
+    /// | replicas that take steps of their own; bad steps that are skipped, spikes of the loss | the host reads the results of every step |
     /// | offloaded activations or optimizer states | the host controls their copies during a step |
     /// | sparse saved activations | the host reads their size during a step |
     /// | an update rule that is no kernel | the host reads the numbers of every step |
-    pub fn check_execution(&self, ranks: usize) -> Result<()> {
-        let ParallelConfig { saved_activations, optimizer_states, .. } = self.parallel;
+    pub fn check_execution(&self, stages: usize) -> Result<()> {
+        let ParallelConfig { data_parallel, saved_activations, optimizer_states, .. } =
+            self.parallel;
         let offloads =
             saved_activations.offloaded_layers > 0 || optimizer_states == MemoryKind::Host;
         let sparse = saved_activations.packing.zeros == ZeroEncoding::Bitmap;
         let why = match self.execution {
             ExecutionMode::Eager => return Ok(()),
-            ExecutionMode::CudaGraph if ranks > 1 => {
-                format!("is for one rank, got {ranks}: what ranks send one another is not captured")
-            }
-            ExecutionMode::CudaGraph if self.bad_steps.needs_host() => {
-                "does not go with --on-bad-step skip or rewind, nor with --loss-spike-factor, for which the host looks at \
-                 every step"
+            ExecutionMode::CudaGraph if stages > 1 => format!(
+                "does not go with a pipeline of {stages} stages, whose messages are not captured: use other parallelism"
+            ),
+            ExecutionMode::CudaGraph
+                if self.bad_steps.needs_host() || data_parallel.synchronize_every > 1 =>
+            {
+                "does not go with --on-bad-step skip or rewind, --loss-spike-factor or --local-sgd-steps, for which the \
+                 host looks at every step"
                     .to_string()
             }
             ExecutionMode::CudaGraph if offloads => {

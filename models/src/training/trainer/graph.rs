@@ -1,6 +1,7 @@
 //! Training steps as CUDA graphs: one step is captured, and replayed for equal steps.
 
 use ferrotron_cuda::stream::Event;
+use ferrotron_parallel::collective::Group;
 use ferrotron_tensor::{CudaGraph, Device, Error, Result, Tensor};
 use std::collections::VecDeque;
 
@@ -12,6 +13,9 @@ use crate::training::microbatch::Microbatch;
 const AHEAD: usize = 4;
 
 /// The values that a graph freezes. Other values that change between steps are in device memory.
+///
+/// Ranks have the same: the numbers of elements are sums over them, and the batch size and the length of all samples belong to
+/// the configuration. So they capture and replay the same steps.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Frozen {
     pub microbatches: usize,
@@ -78,10 +82,11 @@ impl StepGraph {
     }
 
     /// Enqueues step number `step`, whose parameters and batches are on the device: by calling `take`, or as a graph
-    /// after enough equal steps.
+    /// after enough equal steps. All ranks of `world` call this.
     pub fn run(
         &mut self,
         device: &Device,
+        world: &Group,
         step: u64,
         take: impl FnOnce(&[Microbatch], &mut TermSums) -> Result<()>,
     ) -> Result<Taken> {
@@ -91,7 +96,7 @@ impl StepGraph {
             {
                 oldest.synchronize().map_err(Error::from_gpu)?;
             }
-            captured.replay(step)?;
+            replay(captured, world, step)?;
             if let Some(gpu) = device.gpu() {
                 self.under_way.push_back(gpu.compute().record().map_err(Error::from_gpu)?);
             }
@@ -104,9 +109,16 @@ impl StepGraph {
             // The eager steps before have allocated the sums, outside of the graph.
             let take = || take(&self.microbatches, &mut self.terms);
             let (mut captured, ()) = CudaGraph::capture(device, take)?;
-            captured.replay(step)?;
+            replay(&mut captured, world, step)?;
             self.captured = Some(captured);
         }
         Ok(Taken::Called)
     }
+}
+
+/// Enqueues a replay, unless a rank is gone, whose part would be waited for.
+fn replay(captured: &mut CudaGraph, world: &Group, step: u64) -> Result<()> {
+    world.check()?;
+    captured.replay(step)?;
+    world.watch_replay()
 }

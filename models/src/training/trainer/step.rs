@@ -319,12 +319,14 @@ impl<M: Model> Trainer<M> {
             }
             None => StepGraph::new(frozen, self.upload(step)?),
         };
-        let device = self.scope.device().clone();
-        let taken = graph.run(&device, self.progress.step, |microbatches, terms| {
+        let (device, world) = (self.scope.device().clone(), self.mesh.world().clone());
+        let taken = graph.run(&device, &world, self.progress.step, |microbatches, terms| {
             let sums = self.forward_backward(step, microbatches)?;
             let sums = self.check_gradients(step, sums)?;
             terms.set(sums)?;
-            self.update()
+            self.update()?;
+            // A graph ends with all that was begun in it.
+            self.data_parallel.wait_for_weights()
         })?;
         if taken == Taken::Replayed {
             self.optimizer.count_step(self.data_parallel.buffers())?;

@@ -57,19 +57,34 @@ impl Launcher {
         call: Call,
         memory: Memory,
     ) -> Result<Receiver<Result<StreamGuard<Memory>>>> {
-        // Calls that were captured could not be looked after: they would be given up.
-        self.device.expect_no_capture("nccl")?;
         // What the compute stream was given until now comes before the call.
         let given = gpu(&self.device)?.compute().record().map_err(Error::from_gpu)?;
+        let is_captured = self.device.is_capturing();
         let (completion, done) = channel();
         let mut queue = self.queue();
         let (member, number) = (member.clone(), member.calls.fetch_add(1, Relaxed) + 1);
-        let call = NcclCall { member, call, number, memory, given, completion };
+        let call = NcclCall { member, call, number, memory, given, is_captured, completion };
         match &mut queue.held {
             Some(held) => held.push(call),
             None => queue.send(Job::Calls(vec![call]))?,
         }
+        if !is_captured || queue.held.is_some() {
+            return Ok(done);
+        }
+        // The capture must not end before the thread has come to the call.
+        drop(queue);
+        let launched = done.recv().map_err(|_| ended())?;
+        let (completion, done) = channel();
+        let _ = completion.send(launched);
         Ok(done)
+    }
+
+    /// Looks after the replay that the GPU was given last, as after a call of `member`.
+    pub fn watch_replay(&self, member: &Arc<Member>) -> Result<()> {
+        let end = gpu(&self.device)?.compute().record().map_err(Error::from_gpu)?;
+        let queue = self.queue();
+        let (member, number) = (member.clone(), member.calls.fetch_add(1, Relaxed) + 1);
+        queue.send(Job::Replay { member, number, end })
     }
 
     /// Launches the calls that `f` makes as one, which must be of one communicator; `f` waits for none of them.
@@ -97,8 +112,13 @@ pub fn gpu(device: &Device) -> Result<&Gpu> {
 impl Queue {
     fn send(&self, job: Job) -> Result<()> {
         let sent = self.jobs.as_ref().and_then(|jobs| jobs.send(job).ok());
-        sent.ok_or_else(|| Error::communication("nccl", "the rank's thread has ended"))
+        sent.ok_or_else(ended)
     }
+}
+
+/// The error of a call that nobody carries out.
+pub fn ended() -> Error {
+    Error::communication("nccl", "the rank's thread has ended")
 }
 
 impl Drop for Launcher {

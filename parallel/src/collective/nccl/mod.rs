@@ -21,6 +21,13 @@
 //! travel the messages of a schedule, which was checked with messages that wait for each other; those that it lets a rank
 //! exchange are launched [together](super::Group::together), by the one communicator of all stages.
 //!
+//! # Captured calls
+//!
+//! While a GPU's work is [captured](ferrotron_tensor::CudaGraph), the stream of calls joins the capture by the event of the
+//! compute stream, and ends in it where the compute stream waits for the call. A replay runs all calls again, on all ranks,
+//! which must have captured the same (NVIDIA's documentation, "Using NCCL with CUDA Graphs"). The thread looks after the replay as
+//! a whole. Graphs must be dropped before the groups: a communicator is freed after all graphs that have calls of it.
+//!
 //! Differences from the host's backend: 16-bit numbers are rounded at every addition on their way, and how numbers are
 //! added depends on NCCL's choice of an algorithm, so sums are bitwise the same on all ranks and in a rerun, but not those
 //! of the host; the largest of numbers may pass a NaN over; and ranks that call different things hang until the timeout.
@@ -36,7 +43,7 @@ use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use super::{Buffer, Call, Collective, CommVolume, Group, Memory, Op, Work};
-use launcher::{Launcher, gpu};
+use launcher::{Launcher, ended, gpu};
 use worker::{Member, abort, until_ready};
 
 /// Configuration of NCCL.
@@ -152,14 +159,19 @@ impl Collective for NcclCollective {
             return self.member.host.start(call, memory);
         }
         let given = self.launcher.launch(&self.member, call, memory);
-        Work::from_fn(move || {
-            let gone = |_| Error::communication("nccl", "the rank's thread has ended");
-            given?.recv().map_err(gone)??.into_inner()
-        })
+        Work::from_fn(move || given?.recv().map_err(|_| ended())??.into_inner())
     }
 
     fn together(&self, f: &mut dyn FnMut() -> Result<()>) -> Result<()> {
         self.launcher.together(f)
+    }
+
+    fn is_capturable(&self) -> bool {
+        self.has_all
+    }
+
+    fn watch_replay(&self) -> Result<()> {
+        self.launcher.watch_replay(&self.member)
     }
 
     fn traffic(&self) -> CommVolume {

@@ -42,6 +42,8 @@ pub struct NcclCall {
     pub memory: Memory,
     /// The event of the compute stream that must have passed before.
     pub given: Event,
+    /// Whether the call is captured: only its replays run, and nobody can ask for its end.
+    pub is_captured: bool,
     pub completion: Sender<Result<StreamGuard<Memory>>>,
 }
 
@@ -51,12 +53,15 @@ pub enum Job {
     Communicator(Communicator, Arc<dyn Collective>),
     /// Calls that are launched together.
     Calls(Vec<NcclCall>),
+    /// A replay of captured calls, which counts as the group's call `number`, and its end in the compute stream.
+    Replay { member: Arc<Member>, number: u64, end: Event },
 }
 
-/// A call in the stream.
+/// A call in the stream, or a replay.
 struct UnderWay {
     member: Arc<Member>,
-    call: Call,
+    /// None for a replay.
+    call: Option<Call>,
     number: u64,
     end: Arc<Event>,
     until: Instant,
@@ -101,6 +106,11 @@ impl Worker {
                     self.communicators.push((communicator, host));
                 }
                 Ok(Job::Calls(calls)) => self.carry_out(calls),
+                Ok(Job::Replay { member, number, end }) => {
+                    let (call, until) = (None, Instant::now() + self.timeout);
+                    let end = Arc::new(end);
+                    self.under_way.push_back(UnderWay { member, call, number, end, until });
+                }
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => open = false,
             }
@@ -118,12 +128,14 @@ impl Worker {
         }
         // Also where a call has failed: some of it may be in the stream.
         let end = self.stream.record().map(Arc::new).map_err(Error::from_gpu);
-        for NcclCall { member, call, number, memory, completion, .. } in calls {
+        for NcclCall { member, call, number, memory, is_captured, completion, .. } in calls {
             let result = end.clone().and_then(|end| {
                 let lent = StreamGuard::new(&self.device, end.clone(), memory);
                 begun.clone().map(|()| {
-                    let until = Instant::now() + self.timeout;
-                    self.under_way.push_back(UnderWay { member, call, number, end, until });
+                    let (call, until) = (Some(call), Instant::now() + self.timeout);
+                    if !is_captured {
+                        self.under_way.push_back(UnderWay { member, call, number, end, until });
+                    }
                     lent
                 })
             });
@@ -138,7 +150,7 @@ impl Worker {
         }
         let first = &calls[0];
         let (place, number) =
-            (first.member.place(&first.call, first.number), first.member.communicator);
+            (first.member.place(Some(&first.call), first.number), first.member.communicator);
         if calls.iter().any(|call| call.member.communicator != number) {
             return Err(Error::config(
                 "nccl",
@@ -205,7 +217,7 @@ impl Worker {
             if self.failure.is_some() {
                 return Ok(()); // it was given up and is about to end
             }
-            let place = || member.place(&first.call, first.number);
+            let place = || member.place(first.call.as_ref(), first.number);
             member.host.check().map_err(|error| {
                 of_group(Error::communication("", format!("{error}; {} was under way", place())))
             })?;
@@ -253,9 +265,10 @@ impl Worker {
 }
 
 impl Member {
-    /// Names a call and its rank.
-    fn place(&self, call: &Call, number: u64) -> String {
-        format!("call {number} of rank {} of group {} ({call})", self.host.rank(), self.host.name())
+    /// Names a call, or a replay of captured calls, and its rank.
+    fn place(&self, call: Option<&Call>, number: u64) -> String {
+        let what = call.map_or("a replay of captured calls".to_string(), Call::to_string);
+        format!("call {number} of rank {} of group {} ({what})", self.host.rank(), self.host.name())
     }
 }
 
