@@ -83,17 +83,18 @@ const PLAIN_LINEAR: &[Shapes] = &[
     &[&[2, 0], &[5, 0]],
     &[&[2, 4], &[0, 4]],
 ];
-/// Shapes with eight outputs, which a GPU computes in one call in 16 bits, and others.
+/// Shapes with eight features between two layers, which a GPU computes in one call in 16 bits, and others.
 const LINEAR_GELU: &[Shapes] = &[
-    &[&[2, 3, 4], &[8, 4], &[8]],
-    &[&[2, 3], &[5, 3], &[5]],
-    &[&[4], &[8, 4], &[8]],
-    &[&[0, 4], &[8, 4], &[8]],
-    &[&[2, 0], &[8, 0], &[8]],
-    &[&[2, 4], &[0, 4], &[0]],
+    &[&[2, 3, 4], &[8, 4], &[8], &[3, 8], &[3]],
+    &[&[2, 3], &[5, 3], &[5], &[2, 5], &[2]],
+    &[&[4], &[8, 4], &[8], &[1, 8], &[1]],
+    &[&[0, 4], &[8, 4], &[8], &[2, 8], &[2]],
+    &[&[2, 0], &[8, 0], &[8], &[2, 8], &[2]],
+    &[&[2, 4], &[0, 4], &[0], &[2, 0], &[2]],
+    &[&[2, 4], &[8, 4], &[8], &[0, 8], &[0]],
 ];
 const PLAIN_LINEAR_GELU: &[Shapes] =
-    &[&[&[2, 3, 4], &[8, 4]], &[&[2, 1], &[5, 1]], &[&[0, 4], &[8, 4]]];
+    &[&[&[2, 3, 4], &[8, 4], &[3, 8]], &[&[2, 1], &[5, 1], &[1, 5]], &[&[0, 4], &[8, 4], &[2, 8]]];
 const MATMUL: &[Shapes] = &[
     &[&[2, 5, 2, 3], &[3, 4]],
     &[&[2, 3], &[3, 4]],
@@ -228,8 +229,12 @@ fn products_and_norms() -> Vec<OpCase> {
         ),
         row("linear", "", PLAIN_LINEAR, |x| x[0].linear(&x[1], None)),
         row("linear", "with bias", LINEAR, |x| x[0].linear(&x[1], Some(&x[2]))),
-        row("linear_gelu", "", PLAIN_LINEAR_GELU, |x| x[0].linear_gelu(&x[1], None)),
-        row("linear_gelu", "with bias", LINEAR_GELU, |x| x[0].linear_gelu(&x[1], Some(&x[2]))),
+        row("linear_gelu", "", PLAIN_LINEAR_GELU, |x| {
+            x[0].linear_gelu(&x[1], None)?.linear(&x[2], None)
+        }),
+        row("linear_gelu", "with bias", LINEAR_GELU, |x| {
+            x[0].linear_gelu(&x[1], Some(&x[2]))?.linear(&x[3], Some(&x[4]))
+        }),
         row("layer_norm", "", PLAIN_NORM, |x| x[0].layer_norm(&x[1], None, EPS)),
         row("layer_norm", "with bias", NORM, |x| x[0].layer_norm(&x[1], Some(&x[2]), EPS)),
         row("centered_gain", "", UNARY, |x| x[0].centered_gain()),

@@ -12,7 +12,8 @@
 //! dx do not depend on the limit, bitwise; dW is summed in the order of the chunks.
 
 use super::cross_entropy::{CrossEntropyConfig, RowLosses, Targets, VocabAllReduce, VocabShard};
-use super::matmul::{Accum, linear, linear_bias_gradient, matmul_into};
+use super::linear::{linear, linear_bias_gradient};
+use super::matmul::{Accum, matmul_into};
 use super::pointwise::{add_assign, softcap_in_place, unary_backward};
 use super::table::Unary;
 use crate::core::tensor::{check_device, check_pair};

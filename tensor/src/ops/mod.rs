@@ -10,6 +10,7 @@ pub mod dropout;
 pub mod embedding;
 pub mod index;
 pub mod layer_norm;
+pub mod linear;
 pub mod linear_cross_entropy;
 pub mod matmul;
 pub(crate) mod optim;

@@ -1,6 +1,7 @@
 use super::*;
 use crate::ops::cross_entropy::{cross_entropy, cross_entropy_backward};
-use crate::ops::matmul::{linear, matmul};
+use crate::ops::linear::linear;
+use crate::ops::matmul::matmul;
 use crate::ops::testing::*;
 use crate::{DType, Device};
 
