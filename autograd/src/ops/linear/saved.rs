@@ -12,8 +12,9 @@ use crate::{InputGrads, Saved, Var, forward_span};
 /// ```
 /// use ferrotron_autograd::{Leaf, ops::linear::Gelu};
 /// use ferrotron_tensor::{Device, Tensor};
-/// let numbers = |values: &[f64], dims: &[usize]| Tensor::from_slice(&Device::cpu(1)?, values, dims);
-/// let (h, w) = (Leaf::new("h", numbers(&[0.0], &[1, 1])?), Leaf::new("w", numbers(&[3.0], &[1, 1])?));
+/// let device = Device::cpu(1)?;
+/// let h = Leaf::new("h", Tensor::from_slice(&device, &[0.0_f64], &[1, 1])?);
+/// let w = Leaf::new("w", Tensor::from_slice(&device, &[3.0_f64], &[1, 1])?);
 /// Gelu::new(h.var()?, None)?.linear(&w.var()?, None)?.sum_all()?.backward()?;
 /// assert_eq!(h.gradient()?.unwrap().item()?, 1.5); // 3 gelu'(0)
 /// # Ok::<(), ferrotron_tensor::Error>(())
