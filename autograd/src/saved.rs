@@ -55,6 +55,13 @@ impl Saved {
         Saved(SavedSource::Tensor(keep(value, SavedKind::Sparse)))
     }
 
+    /// Saves nothing: `compute` gives the value again, from values that are saved elsewhere.
+    pub(crate) fn recomputed(
+        compute: impl Fn() -> Result<Tensor> + Send + Sync + 'static,
+    ) -> Saved {
+        Saved(SavedSource::Recompute(Recipe::Whole(Arc::new(compute))))
+    }
+
     /// Saves a recipe and the tensor that it needs.
     pub(crate) fn recipe(recipe: &Recipe<Tensor>) -> Saved {
         Saved(SavedSource::Recompute(match recipe {

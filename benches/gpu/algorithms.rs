@@ -10,26 +10,28 @@ use serde_json::json;
 /// Tokens of a chunk of the head at most.
 const CHUNK: usize = 8192;
 
-/// Behind a linear layer's product.
+/// What is fused with a linear layer's products.
 #[derive(Clone, Copy, PartialEq)]
-enum Behind {
+enum Fused {
     Nothing,
     Bias,
     BiasAndGelu,
+    /// The layer behind the one with GELU, whose derivative its gradient of inputs takes.
+    BiasAfterGelu,
 }
 
 /// Prints a line for each product of a GPT-2 with biases, in bf16 with gradients of weights in f32.
 pub fn algorithms(model: &str, width: usize, tokens: usize, vocabulary: usize) -> Result<()> {
     let gpu = Gpu::new(&GpuConfig::new(0), String::new()).map_err(ferrotron::Error::from_gpu)?;
-    for (layer, features, inputs, tokens, behind) in [
-        ("qkv", 3 * width, width, tokens, Behind::Bias),
-        ("proj", width, width, tokens, Behind::Bias),
-        ("fc1", 4 * width, width, tokens, Behind::BiasAndGelu),
-        ("fc2", width, 4 * width, tokens, Behind::Bias),
-        ("head", vocabulary, width, tokens.min(CHUNK), Behind::Nothing),
+    for (layer, features, inputs, tokens, fused) in [
+        ("qkv", 3 * width, width, tokens, Fused::Bias),
+        ("proj", width, width, tokens, Fused::Bias),
+        ("fc1", 4 * width, width, tokens, Fused::BiasAndGelu),
+        ("fc2", width, 4 * width, tokens, Fused::BiasAfterGelu),
+        ("head", vocabulary, width, tokens.min(CHUNK), Fused::Nothing),
     ] {
         let name = format!("{model} {layer}");
-        linear(&gpu, &name, [tokens, features, inputs], behind)
+        linear(&gpu, &name, [tokens, features, inputs], fused)
             .map_err(ferrotron::Error::from_gpu)?;
     }
     Ok(())
@@ -40,7 +42,7 @@ fn linear(
     gpu: &Gpu,
     name: &str,
     [tokens, features, inputs]: [usize; 3],
-    behind: Behind,
+    fused: Fused,
 ) -> ferrotron::cuda::Result<()> {
     let mut next = 0;
     let mut place = |numbers: usize, bytes: usize| {
@@ -51,6 +53,7 @@ fn linear(
     let (x, weight) = (place(tokens * inputs, 2), place(features * inputs, 2));
     let (y, gelu_input) = (place(tokens * features, 2), place(tokens * features, 2));
     let (vector, gradient) = (place(features, 4), place(features * inputs, 4));
+    let hidden = place(tokens * inputs, 2);
     let bytes = (next as usize).next_multiple_of(GRANULE);
     let mut memory = Arena::reserve(gpu.context(), bytes)?;
     memory.map(0, bytes)?;
@@ -63,10 +66,10 @@ fn linear(
         batch_stride: 0,
     };
     let columns = |at, leading| Matrices { order: StorageOrder::Columns, ..rows(at, leading) };
-    let epilogue = match behind {
-        Behind::Nothing => Epilogue::None,
-        Behind::Bias => Epilogue::Bias(base + vector),
-        Behind::BiasAndGelu => {
+    let epilogue = match fused {
+        Fused::Nothing => Epilogue::None,
+        Fused::Bias | Fused::BiasAfterGelu => Epilogue::Bias(base + vector),
+        Fused::BiasAndGelu => {
             let (bias, input) = (Some(base + vector), base + gelu_input);
             Epilogue::Gelu { bias, input, leading: features }
         }
@@ -87,7 +90,12 @@ fn linear(
         left: rows(y, features),
         right: rows(weight, inputs),
         out: rows(x, inputs),
-        epilogue: Epilogue::None,
+        epilogue: match fused {
+            Fused::BiasAfterGelu => {
+                Epilogue::GeluDerivative { input: base + hidden, leading: inputs }
+            }
+            _ => Epilogue::None,
+        },
         ..forward
     };
     let row_sums = Epilogue::RowSums(base + vector);
@@ -98,7 +106,7 @@ fn linear(
         right: rows(x, inputs),
         out: rows(gradient, inputs),
         beta: 1.0,
-        epilogue: if behind == Behind::Nothing { Epilogue::None } else { row_sums },
+        epilogue: if fused == Fused::Nothing { Epilogue::None } else { row_sums },
         ..forward
     };
     let products = [

@@ -4,8 +4,9 @@
 //! is the transpose of a column-major one. Therefore out = left right is computed as out^T = right^T left^T, with the
 //! operands exchanged (cuBLAS documentation, "Data Layout").
 //!
-//! An [`Epilogue`] is fused with a product: a bias, GELU with the input that backward needs, or a bias gradient with
-//! the weight gradient. Not every type and size supports each; the plan records which do.
+//! An [`Epilogue`] is fused with a product: a bias, GELU with the input that backward needs, the derivative of GELU at
+//! that input, or a bias gradient with the weight gradient. Not every type and size supports each; the plan records
+//! which do.
 //!
 //! An [`AlgorithmChoice`] says which of cuBLASLt's algorithms a plan takes.
 

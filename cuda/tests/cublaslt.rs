@@ -207,6 +207,49 @@ fn gelu_leaves_what_went_in() -> Result<()> {
     Ok(())
 }
 
+/// As above, times the derivative at numbers in wider rows, which stay as they are.
+#[test]
+fn the_derivative_of_gelu_is_a_factor() -> Result<()> {
+    let Some(bench) = Bench::new(stand_in::stand_in("the_derivative_of_gelu_is_a_factor"))? else {
+        return Ok(());
+    };
+    let (row, inputs): ([f32; 8], [f32; 17]) =
+        (std::array::from_fn(|i| i as f32 - 3.5), std::array::from_fn(|i| 1.5 - i as f32 / 4.0));
+    bench.put(512, &[1.0, 0.0])?;
+    bench.put(520, &row)?;
+    bench.put(528, &[9.0; 8])?;
+    bench.put(560, &inputs)?;
+    let input = bench.at(560, 16).address;
+    let product = Matmul {
+        sizes: [1, 8, 2],
+        left: bench.at(512, 2),
+        right: bench.at(520, 8),
+        out: bench.at(536, 8),
+        epilogue: Epilogue::GeluDerivative { input, leading: 16 },
+        ..bench.product()
+    };
+    // SAFETY: as in `run`.
+    unsafe { bench.gpu.product(&product) }?;
+    let values: [f32; 8] = bench.numbers(product.out.address)?;
+    let gelu = |x: f64| {
+        let inner = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x.powi(3));
+        0.5 * x * (1.0 + inner.tanh())
+    };
+    for i in 0..8 {
+        let (x, step) = (f64::from(inputs[i]), 1e-5);
+        let derivative = (gelu(x + step) - gelu(x - step)) / (2.0 * step);
+        let want = f64::from(row[i]) * derivative;
+        // Differences are off by step^2, and by rounding over the step.
+        assert!((f64::from(values[i]) - want).abs() < 1e-6, "{i}: {} not {want}", values[i]);
+    }
+    assert_eq!(bench.numbers::<17>(input)?, inputs);
+    for (leading, takes) in [(8, true), (12, false)] {
+        let epilogue = Epilogue::GeluDerivative { input, leading };
+        assert_eq!(bench.gpu.products().supports(&Matmul { epilogue, ..product })?, takes);
+    }
+    Ok(())
+}
+
 #[test]
 fn sums_of_rows_come_with_a_product_and_are_never_added_to() -> Result<()> {
     let test = "sums_of_rows_come_with_a_product_and_are_never_added_to";

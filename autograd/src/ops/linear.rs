@@ -2,21 +2,22 @@
 //!
 //! The weight gradient is accumulated directly in its buffer, and may be deferred. If the device can sum dy in the
 //! same pass, db is computed with it.
+//!
+//! A layer of x = gelu(h) is an operation of h, whose gradient is dh = dx gelu'(h): a device may compute that in the
+//! pass of dx. Its backward keeps h, and computes x from it once more for dW.
 
-use ferrotron_tensor::ops::matmul::{
-    linear, linear_bias_gradient, linear_gelu, linear_input_gradient, linear_parameter_gradients,
-    linear_weight_gradient,
+mod saved;
+
+pub use saved::{Gelu, SavedLinear};
+
+use ferrotron_tensor::ops::linear::{
+    linear, linear_bias_gradient, linear_gelu, linear_parameter_gradients, linear_weight_gradient,
 };
-use ferrotron_tensor::ops::table::Unary;
 use ferrotron_tensor::{Result, Tensor};
 
-use super::pointwise::record_unary;
-use crate::{Backward, Cotangents, InputGrads, Saved, Var, forward_span};
+use crate::{Backward, Cotangents, InputGrads, Var, forward_span};
 
-struct LinearBackward {
-    x: Option<Saved>,
-    weight: Option<Saved>,
-}
+struct LinearBackward(SavedLinear);
 
 impl Backward for LinearBackward {
     fn name(&self) -> &'static str {
@@ -24,16 +25,13 @@ impl Backward for LinearBackward {
     }
 
     fn saved(&self) -> Vec<Tensor> {
-        self.x.iter().chain(&self.weight).filter_map(Saved::resident_tensor).collect()
+        self.0.tensors()
     }
 
     fn backward(self: Box<Self>, dy: Cotangents, dx: &mut InputGrads) -> Result<()> {
         let dy = dy.single()?;
-        if let Some(weight) = &self.weight {
-            let weight = weight.value()?; // (N, K)
-            dx.accumulate_with(0, |out, accum| linear_input_gradient(out, accum, &dy, &weight))?;
-        }
-        give_parameter_gradients(dx, dy, self.x.map(|x| move || x.value()))
+        self.0.give_input_gradient(dx, &dy)?;
+        give_parameter_gradients(dx, dy, self.0.x.map(|x| move || x.value()))
     }
 }
 
@@ -70,32 +68,36 @@ impl Var {
     pub fn linear(&self, weight: &Var, bias: Option<&Var>) -> Result<Var> {
         let _span = forward_span("linear");
         let value = linear(self.value(), weight.value(), bias.map(Var::value))?;
-        self.record_linear(weight, bias, value)
+        record(self, weight, bias, value, || SavedLinear::new(self, weight))
     }
 
-    /// gelu(x W^T + b), tanh form, for x (.., K), W (N, K), b (N): (.., N). Saved values and backward are those of
-    /// [`Var::linear`] and [`Var::gelu_tanh`]; a GPU fuses both in 16 bits.
-    pub fn linear_gelu(&self, weight: &Var, bias: Option<&Var>) -> Result<Var> {
+    /// gelu(x W^T + b), tanh form, for x (.., K), W (N, K), b (N): (.., N), as the input of another linear layer. A GPU
+    /// fuses both in 16 bits.
+    pub fn linear_gelu(&self, weight: &Var, bias: Option<&Var>) -> Result<Gelu> {
         let span = forward_span("linear");
         let (hidden, value) = linear_gelu(self.value(), weight.value(), bias.map(Var::value))?;
         drop(span);
-        gelu_from_preactivation(&self.record_linear(weight, bias, hidden)?, value)
-    }
-
-    fn record_linear(&self, weight: &Var, bias: Option<&Var>, value: Tensor) -> Result<Var> {
-        let mut inputs = vec![self, weight];
-        inputs.extend(bias);
-        Var::record(&inputs, value, || LinearBackward {
-            x: weight.needs_gradient().then(|| self.save()),
-            weight: self.needs_gradient().then(|| weight.save()),
-        })
+        let hidden = record(self, weight, bias, hidden, || SavedLinear::new(self, weight))?;
+        Gelu::new(hidden, value)
     }
 }
 
-/// gelu(h), tanh form. `value` is the result if a linear layer has already computed it with h.
-pub fn gelu_from_preactivation(hidden: &Var, value: Option<Tensor>) -> Result<Var> {
-    match value {
-        Some(value) => record_unary(Unary::GeluTanh, 0.0, hidden, value),
-        None => hidden.gelu_tanh(),
+fn record(
+    operand: &Var,
+    weight: &Var,
+    bias: Option<&Var>,
+    value: Tensor,
+    saved: impl FnOnce() -> SavedLinear,
+) -> Result<Var> {
+    let inputs: Vec<&Var> = [operand, weight].into_iter().chain(bias).collect();
+    Var::record(&inputs, value, || LinearBackward(saved()))
+}
+
+impl Gelu {
+    /// gelu(h) W^T + b for W (N, K), b (N): (.., N).
+    pub fn linear(&self, weight: &Var, bias: Option<&Var>) -> Result<Var> {
+        let _span = forward_span("linear");
+        let value = linear(self.value(), weight.value(), bias.map(Var::value))?;
+        record(self.hidden(), weight, bias, value, || SavedLinear::of_gelu(self, weight))
     }
 }

@@ -30,11 +30,7 @@ impl Backward for UnaryBackward {
 /// `op(x)`. `p` is the parameter of the rows that take one.
 pub fn unary(op: Unary, p: f64, x: &Var) -> Result<Var> {
     let _span = forward_span(op.name());
-    record_unary(op, p, x, kernels::unary(op, p, x.value())?)
-}
-
-/// Like [`unary`], with a value that was already computed, possibly from an unrounded `x`.
-pub(super) fn record_unary(op: Unary, p: f64, x: &Var, value: Tensor) -> Result<Var> {
+    let value = kernels::unary(op, p, x.value())?;
     let saved = match op.saves() {
         Saves::Input => Some(x.save()),
         Saves::Output if x.needs_gradient() => Some(match op {

@@ -1,6 +1,7 @@
 //! Bytes that each operation saves for its gradient, exactly.
 
 use ferrotron_autograd::ops::attention::{attention, packed_attention};
+use ferrotron_autograd::ops::linear::Gelu;
 use ferrotron_autograd::ops::pointwise::{binary, unary};
 use ferrotron_autograd::{Leaf, Var, checkpoint, checkpoint_discard_output};
 use ferrotron_tensor::ops::attention::{AttentionConfig, KeyRanges};
@@ -110,12 +111,16 @@ fn products_keep_operands_but_no_parameters() -> Result<()> {
     let device = Device::cpu(1)?;
     let (x, w) = (computed(&device, &[7, 3])?, parameter(&device, &[5, 3])?);
     let b = parameter(&device, &[5])?;
+    let (v, gelu) = (parameter(&device, &[2, 5])?, x.linear_gelu(&w, Some(&b))?);
+    let of_data = Gelu::new(gelu.hidden().detach(), None)?;
     for (case, y, want) in [
         ("linear", x.linear(&w, Some(&b))?, 21 * F),
         ("linear of data", x.detach().linear(&w, None)?, 21 * F),
         ("linear with a frozen weight", x.linear(&w.detach(), None)?, 15 * F),
         ("linear of a parameter", parameter(&device, &[2, 3])?.linear(&w, None)?, 0),
-        ("linear_gelu", x.linear_gelu(&w, Some(&b))?, (21 + 35) * F),
+        ("linear_gelu", gelu.linear(&v, None)?, (21 + 35) * F),
+        ("linear_gelu with a frozen weight", gelu.linear(&v.detach(), None)?, (21 + 35 + 10) * F),
+        ("linear of GELU of data", of_data.linear(&v, None)?, 35 * F),
         ("matmul", x.matmul(&computed(&device, &[3, 4])?)?, (21 + 12) * F),
         ("matmul by data", x.matmul(&computed(&device, &[3, 4])?.detach())?, 12 * F),
     ] {

@@ -3,6 +3,8 @@
 
 #[path = "table/alone.rs"]
 mod alone;
+#[path = "table/linear.rs"]
+mod linear;
 #[path = "table/methods.rs"]
 mod methods;
 
@@ -66,34 +68,6 @@ const BINARY: &[Shapes] = &[
 ];
 const ROWS: &[Shapes] = &[&[&[2, 3]], &[&[1, 3]], &[&[2, 1]], &[&[0, 3]]];
 const CUBE: &[Shapes] = &[&[&[2, 3, 4]], &[&[1, 3, 1]], &[&[2, 0, 4]]];
-const LINEAR: &[Shapes] = &[
-    &[&[2, 3, 4], &[5, 4], &[5]],
-    &[&[4], &[5, 4], &[5]],
-    &[&[1, 1], &[1, 1], &[1]],
-    &[&[0, 4], &[5, 4], &[5]],
-    &[&[2, 0], &[5, 0], &[5]],
-    &[&[2, 4], &[0, 4], &[0]],
-];
-const PLAIN_LINEAR: &[Shapes] = &[
-    &[&[2, 3, 4], &[5, 4]],
-    &[&[3, 3], &[3, 3]],
-    &[&[4], &[5, 4]],
-    &[&[1, 1], &[1, 1]],
-    &[&[0, 4], &[5, 4]],
-    &[&[2, 0], &[5, 0]],
-    &[&[2, 4], &[0, 4]],
-];
-/// Shapes with eight outputs, which a GPU computes in one call in 16 bits, and others.
-const LINEAR_GELU: &[Shapes] = &[
-    &[&[2, 3, 4], &[8, 4], &[8]],
-    &[&[2, 3], &[5, 3], &[5]],
-    &[&[4], &[8, 4], &[8]],
-    &[&[0, 4], &[8, 4], &[8]],
-    &[&[2, 0], &[8, 0], &[8]],
-    &[&[2, 4], &[0, 4], &[0]],
-];
-const PLAIN_LINEAR_GELU: &[Shapes] =
-    &[&[&[2, 3, 4], &[8, 4]], &[&[2, 1], &[5, 1]], &[&[0, 4], &[8, 4]]];
 const MATMUL: &[Shapes] = &[
     &[&[2, 5, 2, 3], &[3, 4]],
     &[&[2, 3], &[3, 4]],
@@ -170,6 +144,7 @@ pub fn table() -> Vec<OpCase> {
     all.extend(methods::reductions());
     all.extend(methods::indexing());
     all.extend(products_and_norms());
+    all.extend(linear::layers());
     all.extend(embeddings());
     all.extend(losses_and_attention());
     all
@@ -226,10 +201,6 @@ fn products_and_norms() -> Vec<OpCase> {
             &[&[&[2, 3, 4], &[2, 4, 5], &[5]], &[&[1, 1, 1], &[1, 1, 1], &[1]]],
             |x| Var::einsum("bij,bjk,k->bi", &[&x[0], &x[1], &x[2]]),
         ),
-        row("linear", "", PLAIN_LINEAR, |x| x[0].linear(&x[1], None)),
-        row("linear", "with bias", LINEAR, |x| x[0].linear(&x[1], Some(&x[2]))),
-        row("linear_gelu", "", PLAIN_LINEAR_GELU, |x| x[0].linear_gelu(&x[1], None)),
-        row("linear_gelu", "with bias", LINEAR_GELU, |x| x[0].linear_gelu(&x[1], Some(&x[2]))),
         row("layer_norm", "", PLAIN_NORM, |x| x[0].layer_norm(&x[1], None, EPS)),
         row("layer_norm", "with bias", NORM, |x| x[0].layer_norm(&x[1], Some(&x[2]), EPS)),
         row("centered_gain", "", UNARY, |x| x[0].centered_gain()),

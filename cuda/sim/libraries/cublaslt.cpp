@@ -20,7 +20,7 @@ namespace {
 enum Status { SUCCESS = 0, NOT_INITIALIZED = 1, INVALID_VALUE = 7, EXECUTION_FAILED = 13, NOT_SUPPORTED = 15 };
 enum Type { F32 = 0, F64 = 1, F16 = 2, BF16 = 14 };
 enum Compute { COMPUTE_32F = 68, COMPUTE_64F = 70 };
-enum Epilogue { DEFAULT = 1, BIAS = 4, GELU_AUX = 160, GELU_AUX_BIAS = 164, BGRADB = 512 };
+enum Epilogue { DEFAULT = 1, BIAS = 4, GELU_AUX = 160, GELU_AUX_BIAS = 164, DGELU = 192, BGRADB = 512 };
 constexpr uint64_t MAGIC = 0x6c74616c676f0001, WORKSPACE = 8192;
 
 struct Operation {
@@ -30,6 +30,7 @@ struct Operation {
     int64_t aux_leading = 0;
     bool adds_bias() const { return epilogue == BIAS || epilogue == GELU_AUX_BIAS; }
     bool is_gelu() const { return epilogue == GELU_AUX || epilogue == GELU_AUX_BIAS; }
+    bool has_input() const { return is_gelu() || epilogue == DGELU; }
 };
 struct Layout { int type; uint64_t rows, columns; int64_t leading; int batch = 1; int64_t stride = 0; };
 struct Preference { uint64_t workspace = 0; uint32_t schemes = 7, alignment[4] = {256, 256, 256, 256}; };
@@ -114,9 +115,9 @@ int verdict(const Operation& operation, const Layout& a, const Layout& b, const 
     if ((a.type == F64) != doubles || !(d.type == a.type || (size(a.type) == 2 && d.type == F32))) return NOT_SUPPORTED;
     if (operation.epilogue == DEFAULT) return SUCCESS;
     if ((operation.adds_bias() || operation.epilogue == BGRADB) && !operation.bias) return INVALID_VALUE;
-    if (operation.is_gelu() && (!operation.aux || operation.aux_leading % 8 || operation.aux_leading < (int64_t)m)) return INVALID_VALUE;
+    if (operation.has_input() && (!operation.aux || operation.aux_leading % 8 || operation.aux_leading < (int64_t)m)) return INVALID_VALUE;
     // No epilogue in f64, so that there is something which must do without; of a batch none is asked for.
-    const bool known = operation.adds_bias() || operation.is_gelu() || operation.epilogue == BGRADB;
+    const bool known = operation.adds_bias() || operation.has_input() || operation.epilogue == BGRADB;
     return known && !doubles && d.batch == 1 ? SUCCESS : NOT_SUPPORTED;
 }
 
@@ -136,6 +137,11 @@ bool aligned(const void* address, uint64_t alignment) { return !alignment || (ui
 
 // GELU, tanh form: Hendrycks and Gimpel, arXiv 1606.08415.
 double gelu(double x) { return 0.5 * x * (1 + tanh(0.7978845608028654 * (x + 0.044715 * x * x * x))); }
+
+double gelu_derivative(double x) {
+    const double t = tanh(0.7978845608028654 * (x + 0.044715 * x * x * x));
+    return 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * 0.7978845608028654 * (1 + 3 * 0.044715 * x * x);
+}
 
 struct Product {
     Operation operation;
@@ -190,6 +196,8 @@ void compute(const Product& product) {
                     store(operation.aux + (j * operation.aux_leading + i) * size(d.type), d.type, (float)value);
                     value = gelu((float)value);
                 }
+                if (operation.epilogue == DGELU)
+                    value *= gelu_derivative(load(operation.aux + (j * operation.aux_leading + i) * size(d.type), d.type));
                 store(product.at_d + (index * d.stride + j * d.leading + i) * (int64_t)size(d.type), d.type, doubles ? value : (float)value);
             }
         }

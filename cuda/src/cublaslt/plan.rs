@@ -79,6 +79,7 @@ impl Epilogue {
             Epilogue::Bias(_) => cublasLtEpilogue_t::CUBLASLT_EPILOGUE_BIAS,
             Epilogue::Gelu { bias: None, .. } => cublasLtEpilogue_t::CUBLASLT_EPILOGUE_GELU_AUX,
             Epilogue::Gelu { .. } => cublasLtEpilogue_t::CUBLASLT_EPILOGUE_GELU_AUX_BIAS,
+            Epilogue::GeluDerivative { .. } => cublasLtEpilogue_t::CUBLASLT_EPILOGUE_DGELU,
             // The left factor is cuBLASLt's B, and the row sums are its bias gradient.
             Epilogue::RowSums(_) => cublasLtEpilogue_t::CUBLASLT_EPILOGUE_BGRADB,
         }
@@ -87,7 +88,7 @@ impl Epilogue {
     /// The address of the bias or of the row sums.
     fn vector(&self) -> Option<u64> {
         match *self {
-            Epilogue::None => None,
+            Epilogue::None | Epilogue::GeluDerivative { .. } => None,
             Epilogue::Bias(vector) | Epilogue::RowSums(vector) => Some(vector),
             Epilogue::Gelu { bias, .. } => bias,
         }
@@ -96,7 +97,9 @@ impl Epilogue {
     /// The address of GELU's input, and its leading dimension.
     fn input(&self) -> Option<(u64, usize)> {
         match *self {
-            Epilogue::Gelu { input, leading, .. } => Some((input, leading)),
+            Epilogue::Gelu { input, leading, .. } | Epilogue::GeluDerivative { input, leading } => {
+                Some((input, leading))
+            }
             _ => None,
         }
     }

@@ -40,6 +40,13 @@ pub enum Epilogue {
         /// Stride in elements between these rows: a multiple of 8.
         leading: usize,
     },
+    /// Multiplies the product by the derivative of GELU, tanh form, at an input.
+    GeluDerivative {
+        /// Address of the input, in rows of the result type; nothing is written there.
+        input: u64,
+        /// Stride in elements between these rows: a multiple of 8.
+        leading: usize,
+    },
     /// Writes the sum of each row of the left factor to this address: M elements of the result type. They are
     /// overwritten for any beta.
     RowSums(u64),

@@ -129,6 +129,14 @@ fn what_is_set_is_read_back() {
         ),
         (
             Matmul {
+                result: ElementType::BF16,
+                epilogue: Epilogue::GeluDerivative { input, leading },
+                ..product
+            },
+            [68, 0, 14, 14],
+        ),
+        (
+            Matmul {
                 left: matrices(product.left.address, Columns, 56, 0),
                 right: matrices(product.right.address, Columns, 96, 0),
                 epilogue: Epilogue::RowSums(vector),
@@ -163,6 +171,7 @@ fn what_is_set_is_read_back() {
             Epilogue::None => (1, [0, 0, 0]),
             Epilogue::Bias(at) => (4, [at, 0, 0]),
             Epilogue::RowSums(at) => (512, [at, 0, 0]),
+            Epilogue::GeluDerivative { .. } => (192, [0, input, leading as u64]),
             Epilogue::Gelu { bias: None, .. } => (160, [0, input, leading as u64]),
             Epilogue::Gelu { .. } => (164, [vector, input, leading as u64]),
         };

@@ -1,6 +1,7 @@
 //! The linear layer y = x W^T + b.
 
 use ferrotron_autograd::Var;
+use ferrotron_autograd::ops::linear::Gelu;
 use ferrotron_tensor::{At, Error, Result};
 
 use crate::{Init, Module, Param, Scope, WeightDecay};
@@ -85,10 +86,16 @@ impl Linear {
         x.linear(&weight, bias.as_ref()).at(&self.path)
     }
 
-    /// GELU of [`Linear::forward`], tanh form, as one operation: see [`Var::linear_gelu`].
-    pub fn forward_gelu(&self, x: &Var) -> Result<Var> {
+    /// GELU of [`Linear::forward`], tanh form, for [`Linear::forward_of_gelu`]: see [`Var::linear_gelu`].
+    pub fn forward_gelu(&self, x: &Var) -> Result<Gelu> {
         let (weight, bias) = self.vars(x)?;
         x.linear_gelu(&weight, bias.as_ref()).at(&self.path)
+    }
+
+    /// [`Linear::forward`] of GELU: see [`Gelu::linear`].
+    pub fn forward_of_gelu(&self, x: &Gelu) -> Result<Var> {
+        let (weight, bias) = self.vars(x.hidden())?;
+        x.linear(&weight, bias.as_ref()).at(&self.path)
     }
 
     /// Weight and bias for activations like `x`.

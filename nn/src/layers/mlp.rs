@@ -119,13 +119,12 @@ impl Mlp {
 
     /// (B, T, C) -> (B, T, C)
     pub fn forward(&self, x: &Var) -> Result<Var> {
-        let x = match self.activation {
-            Activation::GeluTanh => self.fc.forward_gelu(x)?, // (B, T, F)
-            activation => {
-                let x = self.fc.forward(x)?; // (B, T, F), or (B, T, 2F) if gated
-                activation.apply(&x).at(&self.path)? // (B, T, F)
-            }
-        };
+        if self.activation == Activation::GeluTanh {
+            let x = self.fc.forward_gelu(x)?; // (B, T, F)
+            return self.proj.forward_of_gelu(&x); // (B, T, C)
+        }
+        let x = self.fc.forward(x)?; // (B, T, F), or (B, T, 2F) if gated
+        let x = self.activation.apply(&x).at(&self.path)?; // (B, T, F)
         self.proj.forward(&x) // (B, T, C)
     }
 }

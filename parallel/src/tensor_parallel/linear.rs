@@ -11,10 +11,10 @@
 //! computed: only this rank's positions are saved. The mappings in [`mappings`](super::mappings) around a plain
 //! linear layer are equivalent.
 
-use ferrotron_autograd::ops::linear::{gelu_from_preactivation, give_parameter_gradients};
-use ferrotron_autograd::{Accum, Backward, Cotangents, InputGrads, Saved, Var, forward_span};
+use ferrotron_autograd::ops::linear::{Gelu, SavedLinear, give_parameter_gradients};
+use ferrotron_autograd::{Accum, Backward, Cotangents, InputGrads, Var, forward_span};
 use ferrotron_nn::{Axis, Bias, Init, Module, Param, Scope, WeightDecay};
-use ferrotron_tensor::ops::matmul::{
+use ferrotron_tensor::ops::linear::{
     linear, linear_bias_gradient, linear_gelu, linear_input_gradient, linear_weight_gradient,
 };
 use ferrotron_tensor::{At, Error, Result, Tensor};
@@ -85,17 +85,20 @@ impl TensorParallel {
                 let whole = self.blocking().gathered(x.value())?.wait()?;
                 linear(&whole, weight.value(), bias.map(Var::value))?
             }
-            TpStyle::Rowwise => {
-                let part = linear(x.value(), weight.value(), None)?;
-                let sum = self.blocking().reduced(part)?.wait()?;
-                bias.map_or(Ok(sum.clone()), |bias| sum.add(bias.value()))?
-            }
+            TpStyle::Rowwise => self.rowwise(x.value(), weight, bias)?,
         };
-        self.record(x, weight, bias, cut, value)
+        self.record(x, weight, bias, cut, value, || SavedLinear::new(x, weight))
+    }
+
+    /// The value of a product with a weight sharded by columns.
+    fn rowwise(&self, x: &Tensor, weight: &Var, bias: Option<&Var>) -> Result<Tensor> {
+        let part = linear(x, weight.value(), None)?;
+        let sum = self.blocking().reduced(part)?.wait()?;
+        bias.map_or(Ok(sum.clone()), |bias| sum.add(bias.value()))
     }
 
     /// GELU, tanh form, of the product with a weight sharded by rows: see [`Var::linear_gelu`].
-    fn linear_gelu(&self, x: &Var, weight: &Var, bias: Option<&Var>) -> Result<Var> {
+    fn linear_gelu(&self, x: &Var, weight: &Var, bias: Option<&Var>) -> Result<Gelu> {
         if self.group.size() == 1 {
             return x.linear_gelu(weight, bias);
         }
@@ -103,32 +106,39 @@ impl TensorParallel {
         let whole = self.blocking().gathered(x.value())?.wait()?;
         let (hidden, value) = linear_gelu(&whole, weight.value(), bias.map(Var::value))?;
         drop((span, whole));
-        gelu_from_preactivation(&self.record(x, weight, bias, TpStyle::Colwise, hidden)?, value)
+        let saved = || SavedLinear::new(x, weight);
+        Gelu::new(self.record(x, weight, bias, TpStyle::Colwise, hidden, saved)?, value)
+    }
+
+    /// The product of GELU with a weight sharded by columns: see [`Gelu::linear`].
+    fn gelu_linear(&self, x: &Gelu, weight: &Var, bias: Option<&Var>) -> Result<Var> {
+        if self.group.size() == 1 {
+            return x.linear(weight, bias);
+        }
+        let _span = forward_span(TpStyle::Rowwise.name());
+        let (value, saved) =
+            (self.rowwise(x.value(), weight, bias)?, || SavedLinear::of_gelu(x, weight));
+        self.record(x.hidden(), weight, bias, TpStyle::Rowwise, value, saved)
     }
 
     fn record(
         &self,
-        x: &Var,
+        operand: &Var,
         weight: &Var,
         bias: Option<&Var>,
         cut: TpStyle,
         value: Tensor,
+        saved: impl FnOnce() -> SavedLinear,
     ) -> Result<Var> {
-        let inputs: Vec<&Var> = [x, weight].into_iter().chain(bias).collect();
-        Var::record(&inputs, value, || ParallelLinear {
-            tp: self.clone(),
-            cut,
-            x: weight.needs_gradient().then(|| x.save()),
-            weight: x.needs_gradient().then(|| weight.save()),
-        })
+        let inputs: Vec<&Var> = [operand, weight].into_iter().chain(bias).collect();
+        Var::record(&inputs, value, || ParallelLinear { tp: self.clone(), cut, saved: saved() })
     }
 }
 
 struct ParallelLinear {
     tp: TensorParallel,
     cut: TpStyle,
-    x: Option<Saved>,
-    weight: Option<Saved>,
+    saved: SavedLinear,
 }
 
 impl Backward for ParallelLinear {
@@ -137,11 +147,11 @@ impl Backward for ParallelLinear {
     }
 
     fn saved(&self) -> Vec<Tensor> {
-        self.x.iter().chain(&self.weight).filter_map(Saved::resident_tensor).collect()
+        self.saved.tensors()
     }
 
     fn backward(self: Box<Self>, dy: Cotangents, dx: &mut InputGrads) -> Result<()> {
-        let ParallelLinear { tp, cut, x, weight } = *self;
+        let ParallelLinear { tp, cut, mut saved } = *self;
         let dy = dy.single()?;
         // The bias gradient covers only this rank's positions.
         let part = cut == TpStyle::Rowwise && tp.sequence == SequenceParallel::On;
@@ -155,7 +165,7 @@ impl Backward for ParallelLinear {
                 whole.wait()?
             }
         };
-        let x = x.map(|x| match cut {
+        let x = saved.x.take().map(|x| match cut {
             TpStyle::Rowwise => Ok(Work::ready(()).map(move |()| x.value())),
             TpStyle::Colwise if dx.defers_weight(1) => {
                 let tp = tp.clone();
@@ -165,19 +175,16 @@ impl Backward for ParallelLinear {
         });
         let x = x.transpose()?;
         let mut summing = None;
-        if let Some(weight) = &weight {
-            let weight = weight.value()?; // (N, K)
-            match cut {
-                TpStyle::Rowwise => dx.accumulate_with(0, |out, accum| {
-                    linear_input_gradient(out, accum, &dy, &weight)
-                })?,
-                TpStyle::Colwise => {
-                    let dims = [&dy.dims()[..dy.rank() - 1], &weight.dims()[1..]].concat();
-                    let mut part = Tensor::empty(dy.device(), dy.dtype(), &dims)?;
-                    linear_input_gradient(&mut part, Accum::Replace, &dy, &weight)?;
-                    summing = Some(tp.reduced(part)?);
-                }
+        match (cut, &saved.weight) {
+            (TpStyle::Rowwise, _) => saved.give_input_gradient(dx, &dy)?,
+            (TpStyle::Colwise, Some(weight)) => {
+                let weight = weight.value()?; // (N, K)
+                let dims = [&dy.dims()[..dy.rank() - 1], &weight.dims()[1..]].concat();
+                let mut part = Tensor::empty(dy.device(), dy.dtype(), &dims)?;
+                linear_input_gradient(&mut part, Accum::Replace, &dy, &weight)?;
+                summing = Some(tp.reduced(part)?);
             }
+            (TpStyle::Colwise, None) => {}
         }
         match (part, x) {
             (false, x) => give_parameter_gradients(dx, dy, x.map(|x| move || x.wait()))?,
@@ -249,8 +256,8 @@ impl ColumnParallelLinear {
         forward(&self.tp, x, &self.weight, self.bias.as_ref(), TpStyle::Colwise).at(&self.path)
     }
 
-    /// GELU of [`ColumnParallelLinear::forward`], tanh form, as one operation: see [`Var::linear_gelu`].
-    pub fn forward_gelu(&self, x: &Var) -> Result<Var> {
+    /// GELU of [`ColumnParallelLinear::forward`], tanh form, for [`RowParallelLinear::forward_of_gelu`].
+    pub fn forward_gelu(&self, x: &Var) -> Result<Gelu> {
         let bias = self.bias.as_ref().map(|bias| bias.var_as(x.dtype())).transpose()?;
         self.tp.linear_gelu(x, &self.weight.var_as(x.dtype())?, bias.as_ref()).at(&self.path)
     }
@@ -293,6 +300,13 @@ impl RowParallelLinear {
     /// (B, T, in/tp) -> (B, T, out), or (B, T/tp, out) under sequence parallelism
     pub fn forward(&self, x: &Var) -> Result<Var> {
         forward(&self.tp, x, &self.weight, self.bias.as_ref(), TpStyle::Rowwise).at(&self.path)
+    }
+
+    /// [`RowParallelLinear::forward`] of GELU: see [`Gelu::linear`].
+    pub fn forward_of_gelu(&self, x: &Gelu) -> Result<Var> {
+        let dtype = x.hidden().dtype();
+        let bias = self.bias.as_ref().map(|bias| bias.var_as(dtype)).transpose()?;
+        self.tp.gelu_linear(x, &self.weight.var_as(dtype)?, bias.as_ref()).at(&self.path)
     }
 }
 

@@ -33,13 +33,12 @@ impl ParallelMlp {
 
     /// (B, T, C) -> (B, T, C), with T/tp positions on both sides with sequence parallelism.
     pub fn forward(&self, x: &Var) -> Result<Var> {
-        let x = match self.activation {
-            Activation::GeluTanh => self.fc.forward_gelu(x)?, // (B, T, F/tp)
-            activation => {
-                let x = self.fc.forward(x)?; // (B, T, F/tp), or (B, T, 2F/tp) if gated
-                activation.apply(&x).at(&self.path)? // (B, T, F/tp)
-            }
-        };
+        if self.activation == Activation::GeluTanh {
+            let x = self.fc.forward_gelu(x)?; // (B, T, F/tp)
+            return self.proj.forward_of_gelu(&x); // (B, T, C)
+        }
+        let x = self.fc.forward(x)?; // (B, T, F/tp), or (B, T, 2F/tp) if gated
+        let x = self.activation.apply(&x).at(&self.path)?; // (B, T, F/tp)
         self.proj.forward(&x) // (B, T, C)
     }
 }

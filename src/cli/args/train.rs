@@ -9,7 +9,7 @@ use ferrotron::models::trainer::{
     ScheduleUnit, TrainerConfig,
 };
 use ferrotron::nn::ParamPatterns;
-use ferrotron::{Error, Result};
+use ferrotron::{Device, Error, Result};
 
 use crate::cli::args::data::DataArgs;
 use crate::cli::args::device::{DeviceArgs, ExecutionArgs};
@@ -56,6 +56,12 @@ pub struct TrainArgs {
 }
 
 impl TrainArgs {
+    /// The device of rank `local_rank` of `ranks` on this machine.
+    pub fn open_device(&self, ranks: usize, local_rank: usize) -> Result<Device> {
+        let algorithms = self.execution.algorithms(&self.device)?;
+        self.device.open_shared(ranks, local_rank, self.offload.folder(&self.run), algorithms)
+    }
+
     /// Returns after which steps something is done, in a run that has come to `progress`.
     ///
     /// Errors as [`Intervals::check`].

@@ -289,9 +289,7 @@ impl<M: TrainedModel> PreparedRun<M> {
             intervals,
         } = self;
         let args = &configuration.args;
-        let folder = args.offload.folder(&args.run);
-        let choice = args.execution.algorithms(&args.device)?;
-        let device = args.device.open_shared(job.local_size(), job.local_rank(), folder, choice)?;
+        let device = args.open_device(job.local_size(), job.local_rank())?;
         let mesh = &job::with_backend(&args.parallel.ranks, &args.device, mesh, &device)?;
         let scope = Scope::new(&device, args.device.dtype()?, args.optimization.seed);
         let mut trainer = Trainer::<M>::on_mesh(&scope, mesh, &plan.model, plan.trainer)?;

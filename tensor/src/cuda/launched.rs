@@ -6,7 +6,7 @@
 //! Spans of `kernel_span` time an operation of the CPU as a whole. An operation of a GPU is several launches, whose host
 //! time says nothing and whose cost follows from their names and sizes, so these are events with other fields.
 
-use ferrotron_cuda::cublaslt::Matmul;
+use ferrotron_cuda::cublaslt::{Epilogue, Matmul};
 use tracing::trace;
 
 use crate::DType;
@@ -36,11 +36,16 @@ pub(crate) fn host_copy_launched(bytes: usize) {
 
 /// Announces a matrix product with operands and a result of these dtypes.
 pub(super) fn product_launched(call: &Matmul, operands: DType, result: DType) {
-    let Matmul { batch, sizes: [rows, columns, inner], left, right, beta, .. } = *call;
+    let Matmul { batch, sizes: [rows, columns, inner], left, right, beta, epilogue, .. } = *call;
     let matrices = |stride: usize| if stride == 0 { 1 } else { batch };
     let read =
         matrices(left.batch_stride) * rows * inner + matrices(right.batch_stride) * inner * columns;
-    let written = batch * rows * columns * if beta == 0.0 { 1 } else { 2 };
+    // The old results, or what an epilogue reads or writes beside the new ones; its vectors are small.
+    let also = match epilogue {
+        Epilogue::Gelu { .. } | Epilogue::GeluDerivative { .. } => 1,
+        Epilogue::None | Epilogue::Bias(_) | Epilogue::RowSums(_) => 0,
+    };
+    let written = batch * rows * columns * (1 + also + usize::from(beta != 0.0));
     let bytes = read * operands.size() + written * result.size();
     launched(
         "matmul",

@@ -85,6 +85,28 @@ pub(crate) fn linear_gelu(
     Ok(done.then_some((input, out)))
 }
 
+/// `lhs rhs` of two matrices, times the derivative of GELU, tanh form, at `input`, in one pass. `None` if cuBLASLt does
+/// not support these operands, and before Hopper, where this epilogue takes longer than a pass of its own (llm.c, issue
+/// 338).
+pub(crate) fn product_and_gelu_derivative(
+    lhs: &Tensor,
+    rhs: &Tensor,
+    input: &Tensor,
+) -> Result<Option<Tensor>> {
+    let is_half = matches!(lhs.dtype(), DType::BF16 | DType::F16); // as in `linear_gelu`
+    let major = gpu(lhs)?.context().architecture().major;
+    let dims = [lhs.dim(0)?, rhs.dim(1)?];
+    let fits = input.dtype() == lhs.dtype() && input.dims() == dims && input.is_contiguous();
+    if !is_half || major < 9 || !fits {
+        return Ok(None);
+    }
+    let mut out = Tensor::empty(lhs.device(), lhs.dtype(), &dims)?;
+    let epilogue = Epilogue::GeluDerivative { input: input.address(), leading: dims[1] };
+    let (lhs, rhs) = (readable(lhs)?, readable(rhs)?);
+    let done = product_with_epilogue(&mut out, Accum::Replace, &lhs, &rhs, epilogue)?;
+    Ok(done.then_some(out))
+}
+
 /// Like [`product`] of two matrices, and computes the row sums of `lhs`, in the dtype of `out`, in the same pass.
 /// `None` if cuBLASLt does not support these operands; then nothing was written.
 pub(crate) fn product_and_row_sums(

@@ -22,7 +22,8 @@ pub use formed::{FormedGradients, WantedGradients};
 pub use problem::HeadWeights;
 
 use super::cross_entropy::{CrossEntropyConfig, RowLosses, VocabAllReduce, VocabShard};
-use super::matmul::{Accum, linear_bias_gradient, matmul, matmul_into};
+use super::linear::linear_bias_gradient;
+use super::matmul::{Accum, matmul, matmul_into};
 use crate::{Error, Result, Tensor};
 use problem::Problem;
 

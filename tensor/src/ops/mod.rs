@@ -11,6 +11,7 @@ pub mod embedding;
 pub mod glu;
 pub mod index;
 pub mod layer_norm;
+pub mod linear;
 pub mod linear_cross_entropy;
 pub mod matmul;
 pub(crate) mod optim;

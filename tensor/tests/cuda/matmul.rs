@@ -1,12 +1,11 @@
 //! Matrix products against the CPU's: bitwise for integers, whose sums are exact in any order.
 
-use ferrotron_tensor::ops::matmul::{
-    Accum, linear, linear_bias_gradient, linear_gelu, linear_input_gradient,
-    linear_parameter_gradients, linear_weight_gradient, matmul, matmul_into,
+use ferrotron_tensor::ops::linear::{
+    linear, linear_bias_gradient, linear_gelu, linear_gelu_input_gradient, linear_input_gradient,
+    linear_parameter_gradients, linear_weight_gradient,
 };
-
+use ferrotron_tensor::ops::matmul::{Accum, matmul, matmul_into};
 use ferrotron_tensor::{DType, Device, ErrorKind, RandomKey, Result, Tensor};
-
 use std::process::Command;
 
 use crate::support::{FLOATS, assert_like_cpu, gpu, stand_in};
@@ -256,6 +255,49 @@ fn gelu_comes_with_its_linear_layer() -> Result<()> {
                     let bound = 2_f64.powi(-12) * x.abs() + dtype.epsilon() * want.abs();
                     assert!((got - want).abs() <= bound, "{what} [{i}]: {got}, not {want}");
                 }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// dx gelu'(h) beside the two passes of a CPU, for shapes that a GPU fuses in 16 bits, and others.
+#[test]
+fn the_derivative_of_gelu_comes_with_the_gradient_of_inputs() -> Result<()> {
+    let test = "the_derivative_of_gelu_comes_with_the_gradient_of_inputs";
+    let Some(device) = gpu(test)? else { return Ok(()) };
+    let launches = || device.gpu().unwrap().launches();
+    for dtype in FLOATS {
+        for (rows, n, k) in [(&[2_usize, 3][..], 5, 16), (&[7], 8, 8), (&[3], 4, 12), (&[0], 4, 8)]
+        {
+            let on = |device: &Device, seed, dims: &[usize]| integers(device, dtype, dims, seed);
+            let gradient = |device: &Device| {
+                let dy = on(device, 1, &[rows, &[n]].concat())?;
+                let w = on(device, 2, &[n, k + 1])?.narrow(1, 0, k)?;
+                let hidden = on(device, 3, &[rows, &[k]].concat())?.mul_scalar(0.25)?;
+                let before = launches();
+                let found = linear_gelu_input_gradient(&dy, &w, &hidden)?;
+                let passes = launches() - before;
+                let mut dx = hidden.zeros_like()?;
+                linear_input_gradient(&mut dx, Accum::Replace, &dy, &w)?;
+                Ok((found, dx, passes))
+            };
+            let (want, dx, _) = gradient(&Device::cpu(1)?)?;
+            let (got, _, passes) = gradient(&device)?;
+            let what = format!("{dtype} {rows:?} {n} {k}");
+            let together = dtype.size() == 2 && k % 8 == 0;
+            if all_are_taken() && rows != [0] {
+                assert_eq!(passes == 0, together, "{what}: {passes} kernels");
+            }
+            assert_eq!(got.dims(), want.dims(), "{what}");
+            let (got, want) = (got.to_f64()?, want.to_f64()?);
+            for (i, dx) in dx.to_f64()?.iter().enumerate() {
+                // The derivative, at most 1.13, and the result are rounded; dx is an integer. A GPU's own hyperbolic tangent
+                // is off by 2^-11 (PTX ISA, "tanh"), and for these h the derivative by at most 1.2 times as much.
+                let tanh = if together { 1.2 * 2_f64.powi(-11) } else { 0.0 };
+                let bound = (tanh + 4.0 * dtype.epsilon()) * dx.abs();
+                let off = (got[i] - want[i]).abs();
+                assert!(off <= bound, "{what} [{i}]: {}, not {}", got[i], want[i]);
             }
         }
     }

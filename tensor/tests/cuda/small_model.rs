@@ -15,10 +15,11 @@ use ferrotron_tensor::ops::cross_entropy::{
 use ferrotron_tensor::ops::dropout::dropout;
 use ferrotron_tensor::ops::embedding::{embedding, embedding_backward};
 use ferrotron_tensor::ops::layer_norm::{layer_norm, layer_norm_backward};
-use ferrotron_tensor::ops::loss_scale::{DeviceLossScale, LossScaleRule, LossScaleState};
-use ferrotron_tensor::ops::matmul::{
-    linear_gelu, linear_input_gradient, linear_parameter_gradients, matmul,
+use ferrotron_tensor::ops::linear::{
+    linear_gelu, linear_input_gradient, linear_parameter_gradients,
 };
+use ferrotron_tensor::ops::loss_scale::{DeviceLossScale, LossScaleRule, LossScaleState};
+use ferrotron_tensor::ops::matmul::matmul;
 use ferrotron_tensor::ops::outcome::{
     CheckStepConfig, OverflowPolicy, StepMetricsLog, StepSums, check_step,
 };

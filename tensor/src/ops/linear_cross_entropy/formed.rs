@@ -1,7 +1,8 @@
 //! Gradients of the head that forward forms chunk by chunk, while logits are there.
 
 use super::problem::Problem;
-use crate::ops::matmul::{Accum, linear_bias_gradient, matmul_into};
+use crate::ops::linear::linear_bias_gradient;
+use crate::ops::matmul::{Accum, matmul_into};
 use crate::ops::pointwise::add_assign;
 use crate::ops::scale::scale;
 use crate::{Category, Result, Tensor};

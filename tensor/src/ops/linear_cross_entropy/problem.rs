@@ -2,7 +2,7 @@
 
 use crate::core::tensor::{check_device, check_pair};
 use crate::ops::cross_entropy::{CrossEntropyConfig, Targets, VocabShard};
-use crate::ops::matmul::linear;
+use crate::ops::linear::linear;
 use crate::ops::pointwise::{softcap_in_place, unary_backward};
 use crate::ops::table::Unary;
 use crate::{Category, Error, Result, Tensor};

@@ -1,6 +1,6 @@
 use super::*;
 use crate::ops::cross_entropy::{cross_entropy, cross_entropy_backward};
-use crate::ops::matmul::linear;
+use crate::ops::linear::linear;
 use crate::ops::pointwise::add_assign;
 use crate::ops::testing::*;
 use crate::{DType, Device};

@@ -1,0 +1,149 @@
+//! The linear layer y = x W^T + b, with its gradients.
+//!
+//! A GPU fuses a bias, GELU, a bias gradient or the derivative of GELU with a product, where cuBLASLt has that epilogue.
+
+use crate::core::layout::Dims;
+use crate::core::tensor::check_pair;
+use crate::cuda;
+use crate::ops::matmul::{Accum, check_place, named_product_into, product_dims, product_into};
+use crate::ops::pointwise::unary_backward;
+use crate::ops::reduce::sum_to_size;
+use crate::ops::table::Unary;
+use crate::{Error, Result, Tensor};
+
+/// The linear layer x W^T + b for x (.., K), W (N, K) and b (N): (.., N).
+pub fn linear(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
+    let dims = linear_dims(x, weight, bias)?;
+    let rows = x.as_matrix()?;
+    let matrix = [rows.dims()[0], weight.dims()[0]];
+    let mut out = Tensor::empty(x.device(), x.dtype(), &matrix)?;
+    let bias = bias.map(Tensor::contiguous).transpose()?;
+    let weight = weight.transpose(0, 1)?;
+    product_into("linear", &mut out, Accum::Replace, &rows, &weight, bias.as_ref(), &matrix)?;
+    out.reshape(&dims)
+}
+
+/// h = x W^T + b as in [`linear`], and gelu(h) in tanh form, if the device fuses both. cuBLASLt does so in 16 bits and
+/// applies gelu before h is rounded.
+pub fn linear_gelu(
+    x: &Tensor,
+    weight: &Tensor,
+    bias: Option<&Tensor>,
+) -> Result<(Tensor, Option<Tensor>)> {
+    let dims = linear_dims(x, weight, bias)?;
+    if x.device().is_gpu() {
+        let bias = bias.map(Tensor::contiguous).transpose()?;
+        let weight = weight.transpose(0, 1)?;
+        let both = cuda::matmul::linear_gelu(&x.as_matrix()?, &weight, bias.as_ref())?;
+        if let Some((input, value)) = both {
+            return Ok((input.reshape(&dims)?, Some(value.reshape(&dims)?)));
+        }
+    }
+    Ok((linear(x, weight, bias)?, None))
+}
+
+/// The dims of the result of a linear layer.
+fn linear_dims(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Dims> {
+    let (&[n, k], Some(&width)) = (weight.dims(), x.dims().last()) else {
+        return Err(Error::shape(
+            "linear",
+            format!("needs x (.., K) and W (N, K), got {:?} and {:?}", x.dims(), weight.dims()),
+        ));
+    };
+    if width != k || bias.is_some_and(|bias| bias.dims() != [n]) {
+        let bias = bias.map(Tensor::dims);
+        return Err(Error::shape(
+            "linear",
+            format!("x {:?}, W {:?} and bias {bias:?} do not fit", x.dims(), weight.dims()),
+        ));
+    }
+    check_pair("linear", x, weight)?;
+    bias.map_or(Ok(()), |bias| check_pair("linear", x, bias))?;
+    let mut dims: Dims = x.dims().into();
+    dims[x.rank() - 1] = n;
+    Ok(dims)
+}
+
+/// dx = dy W of [`linear`] for dy (.., N) and W (N, K), written or added to the unique `dx` (.., K).
+pub fn linear_input_gradient(
+    dx: &mut Tensor,
+    accum: Accum,
+    dy: &Tensor,
+    weight: &Tensor,
+) -> Result<()> {
+    let dy = dy.as_matrix()?;
+    let dims = [dy.dims()[0], weight.dim(-1)?];
+    dx.reshape_mut(&dims, |dx| named_product_into("linear_input_gradient", dx, accum, &dy, weight))
+}
+
+/// dh = dx gelu'(h), tanh form, for dx = dy W of [`linear`] whose x is gelu(h): dy (.., N), W (N, K) and h (.., K) give
+/// (.., K). If cuBLASLt fuses both, in 16 bits, dx is not rounded before the derivative enters.
+pub fn linear_gelu_input_gradient(dy: &Tensor, weight: &Tensor, hidden: &Tensor) -> Result<Tensor> {
+    if dy.device().is_gpu() {
+        let (dy, hidden_rows) = (dy.as_matrix()?, hidden.as_matrix()?);
+        product_dims(&dy, weight)?;
+        let fused = cuda::matmul::product_and_gelu_derivative(&dy, weight, &hidden_rows)?;
+        if let Some(dh) = fused {
+            return dh.reshape(hidden.dims());
+        }
+    }
+    let mut dx = Tensor::empty(dy.device(), dy.dtype(), hidden.dims())?;
+    linear_input_gradient(&mut dx, Accum::Replace, dy, weight)?;
+    unary_backward(Unary::GeluTanh, 0.0, dx, Some(hidden))
+}
+
+/// dW = dy^T x of [`linear`] for dy (.., N) and x (.., K), written or added to the unique `dweight` (N, K).
+pub fn linear_weight_gradient(
+    dweight: &mut Tensor,
+    accum: Accum,
+    dy: &Tensor,
+    x: &Tensor,
+) -> Result<()> {
+    let dy = dy.as_matrix()?.transpose(0, 1)?;
+    named_product_into("linear_weight_gradient", dweight, accum, &dy, &x.as_matrix()?)
+}
+
+/// db of [`linear`], the sum of dy (.., N) over rows: (N).
+pub fn linear_bias_gradient(dy: &Tensor) -> Result<Tensor> {
+    sum_to_size(&dy.as_matrix()?, &dy.dims()[dy.rank() - 1..])
+}
+
+/// Like [`linear_weight_gradient`], and [`linear_bias_gradient`] if the device fuses both, in the dtype of `dweight`.
+pub fn linear_parameter_gradients(
+    dweight: &mut Tensor,
+    accum: Accum,
+    dy: &Tensor,
+    x: &Tensor,
+) -> Result<Option<Tensor>> {
+    if dy.device().is_gpu() {
+        let (lhs, rhs) = (dy.as_matrix()?.transpose(0, 1)?, x.as_matrix()?);
+        check_place(dweight, &lhs, &product_dims(&lhs, &rhs)?)?;
+        if let Some(dbias) = cuda::matmul::product_and_row_sums(dweight, accum, &lhs, &rhs)? {
+            return Ok(Some(dbias));
+        }
+    }
+    linear_weight_gradient(dweight, accum, dy, x)?;
+    Ok(None)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Device;
+
+    #[test]
+    fn a_linear_layer_of_a_narrowed_view_adds_its_bias() -> Result<()> {
+        let device = Device::cpu(1)?;
+        let x = Tensor::from_slice(&device, &[1.0_f32, 2.0, 9.0, 3.0, 4.0, 9.0], &[2, 3])?
+            .narrow(1, 0, 2)?;
+        let w = Tensor::from_slice(&device, &[1.0_f32, 0.0, 0.0, 1.0, 1.0, 1.0], &[3, 2])?;
+        let b = Tensor::from_slice(&device, &[10.0_f32, 20.0, 30.0], &[3])?;
+        assert_eq!(
+            linear(&x, &w, Some(&b))?.to_vec::<f32>()?,
+            [11.0, 22.0, 33.0, 13.0, 24.0, 37.0]
+        );
+        let error = linear(&x, &w.transpose(0, 1)?, None).unwrap_err().to_string();
+        assert_eq!(error, "linear: x [2, 2], W [2, 3] and bias None do not fit");
+        Ok(())
+    }
+}
