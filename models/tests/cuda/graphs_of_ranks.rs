@@ -17,12 +17,13 @@ const TIMEOUT: Duration = Duration::from_secs(60);
 #[derive(Debug, Clone, Copy)]
 struct Layout {
     tensor: usize,
+    context: usize,
     sequence: SequenceParallel,
     sharding: Sharding,
 }
 
 const PLAIN: Layout =
-    Layout { tensor: 1, sequence: SequenceParallel::Off, sharding: Sharding::None };
+    Layout { tensor: 1, context: 1, sequence: SequenceParallel::Off, sharding: Sharding::None };
 
 /// A rank's GPU, and the groups that NCCL carries out on it.
 fn mesh(
@@ -32,7 +33,8 @@ fn mesh(
     timeout: Duration,
 ) -> Result<(Device, Mesh)> {
     let device = Device::cuda(&GpuConfig { ordinal: world.rank(), ..gpu.clone() })?;
-    let mesh = Mesh::new(world, ParallelDims::new(2, layout.tensor, 1, 1)?, layout.sequence)?;
+    let mesh =
+        Mesh::new(world, ParallelDims::new(2, layout.tensor, layout.context, 1)?, layout.sequence)?;
     let mesh = mesh.with_nccl(&device, &NcclConfig { search: gpu.search.clone(), timeout })?;
     Ok((device, mesh))
 }
@@ -115,6 +117,7 @@ fn ranks_replay_their_steps_together() -> Result<()> {
         (&llama, sharded(Sharding::Weights), 6, noise),
         (&gpt2, split(SequenceParallel::Off), 6, noise),
         (&bf16, split(SequenceParallel::On), 6, noise),
+        (&llama, Layout { context: 2, ..PLAIN }, 6, noise),
         (&half(), sharded(Sharding::Optimizer), 8, noise),
         // The second rank's samples have other numbers of tokens from the fifth step on: both ranks begin anew.
         (&half(), PLAIN, 8, masked),
