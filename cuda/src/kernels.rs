@@ -98,7 +98,10 @@ pub const PRELUDE: &str = include_str!("../kernels/prelude.cuh");
 /// Headers of `#include` lines. Their text is substituted, so the compiler reads no files.
 const HEADERS: &[(&str, &str)] = &[
     ("attention.cuh", include_str!("../kernels/attention.cuh")),
+    ("attention_backward.cuh", include_str!("../kernels/attention_backward.cuh")),
+    ("attention_forward.cuh", include_str!("../kernels/attention_forward.cuh")),
     ("attention_passes.cuh", include_str!("../kernels/attention_passes.cuh")),
+    ("attention_scores.cuh", include_str!("../kernels/attention_scores.cuh")),
     ("attention_tiles.cuh", include_str!("../kernels/attention_tiles.cuh")),
     ("mma.cuh", include_str!("../kernels/mma.cuh")),
     ("philox.cuh", include_str!("../kernels/philox.cuh")),

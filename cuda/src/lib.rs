@@ -6,6 +6,7 @@
 #![deny(missing_docs)]
 
 pub mod arguments;
+pub mod attention;
 pub mod compile;
 pub mod context;
 pub mod cubin_cache;
