@@ -68,12 +68,14 @@ INLINE A bias_of(const Attention& a, i64 batch, i64 head, i64 query, i64 key) {
 // The mask of a tile is drawn before its scores are computed, and stored as bits, so that random numbers and scores
 // are not in registers at the same time. Bit 4 n + e is element e of column tile n, in the layout of a fragment.
 struct KeepAll {
+    static constexpr bool DRAWS = false;
     INLINE A factor(i64, i64, i64, i64) const { return A(1); }
     template <int N> INLINE u32 rows_of_queries(i64, i64, i64, i64) const { return 0; }
     template <int N> INLINE u32 rows_of_keys(i64, i64, i64, i64) const { return 0; }
     INLINE A factor(u32, int) const { return A(1); }
 };
 struct DropSome {
+    static constexpr bool DRAWS = true;
     u64 key;
     const Step* step;
     u32 last_dropped;

@@ -7,16 +7,23 @@ constexpr bool BIASED = true;
 #include "attention.cuh"
 #include "mma.cuh"
 #include "attention_tiles.cuh"
+#include "attention_scores.cuh"
+#include "attention_forward.cuh"
+#include "attention_backward.cuh"
 #include "attention_passes.cuh"
+
+KERNEL(128, attention_backward_keys_64)(GRADIENTS, T* dk, T* dv, Attention a) BACKWARD_KEYS(64, KeepAll())
+KERNEL(128, attention_backward_keys_96)(GRADIENTS, T* dk, T* dv, Attention a) BACKWARD_KEYS(96, KeepAll())
+KERNEL(128, attention_backward_keys_128)(GRADIENTS, T* dk, T* dv, Attention a) BACKWARD_KEYS(128, KeepAll())
 
 // The gradient of the bias (samples, heads, queries, keys) for 64 queries and 64 keys, where samples are the batch, or 1
 // for the sum over the batch in order.
 template <int D, class Drops>
 INLINE void backward_bias(const T* q, const T* k, const T* v, const T* dout, const float* lse, const float* delta, float* dbias, i64 samples, i64 all, const Attention& a, Drops drops) {
-    constexpr int KEYS = 64, TILE = D + PAD;
+    constexpr int ROWS = 64, KEYS = 64, TILE = D + PAD;
     DYNAMIC_SHARED(T, memory);
     T *q_tile = memory, *dout_tile = q_tile + ROWS * TILE, *k_tile = dout_tile + ROWS * TILE, *v_tile = k_tile + KEYS * TILE;
-    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+    const int lane = threadIdx.x & 31, warp = warp_number();
     const i64 tiles = (a.queries + ROWS - 1) / ROWS;
     const i64 first = blockIdx.x % tiles * ROWS, key = blockIdx.x / tiles * KEYS, own_first = first + warp * 16;
     const i64 head = head_and_sample(a.heads).head, sample = head_and_sample(a.heads).sample;
@@ -45,11 +52,11 @@ INLINE void backward_bias(const T* q, const T* k, const T* v, const T* dout, con
         }
         copy_wait<0>();
         __syncthreads();
-        float s[KEYS / 8][4] = {}, dp[KEYS / 8][4] = {};
-        multiply_rows<D, KEYS / 8>(s, q_tile + warp * 16 * TILE, k_tile);
-        multiply_rows<D, KEYS / 8>(dp, dout_tile + warp * 16 * TILE, v_tile);
+        float s[1][KEYS / 8][4] = {}, dp[1][KEYS / 8][4] = {};
+        multiply_rows<D, KEYS / 8>(s, Rows<D, 1, false>(q_tile + warp * 16 * TILE), k_tile);
+        multiply_rows<D, KEYS / 8>(dp, Rows<D, 1, false>(dout_tile + warp * 16 * TILE), v_tile);
         score_gradients<KEYS / 8, false>(
-            s, dp, a, true, [&](int n, int e) { return seen[e / 2].has((int)key + n * 8 + lane % 4 * 2 + e % 2); },
+            s[0], dp[0], a, true, [&](int n, int e) { return seen[e / 2].has((int)key + n * 8 + lane % 4 * 2 + e % 2); },
             [&](int, int e, float& lse, float& delta) {
                 lse = row_lse[e / 2];
                 delta = row_delta[e / 2];
@@ -61,7 +68,7 @@ INLINE void backward_bias(const T* q, const T* k, const T* v, const T* dout, con
 #pragma unroll
         for (int n = 0; n < KEYS / 8; n++)
 #pragma unroll
-            for (int e = 0; e < 4; e++) sum[n][e] += dp[n][e];
+            for (int e = 0; e < 4; e++) sum[n][e] += dp[0][n][e];
         __syncthreads();  // the tiles have been read
     }
     dbias += (sample * a.heads + head) * a.queries * a.keys;
@@ -74,28 +81,12 @@ INLINE void backward_bias(const T* q, const T* k, const T* v, const T* dout, con
         }
 }
 
-// The grid is (tiles of queries x tiles of keys, heads, samples), folded as `head_and_sample` reads it. Shared memory holds 4 x 64 rows of D + 8 elements.
-KERNEL(128, attention_backward_bias_64)
-(const T* q, const T* k, const T* v, const T* dout, const float* lse, const float* delta, float* dbias, i64 samples, i64 all, Attention a) {
-    backward_bias<64>(q, k, v, dout, lse, delta, dbias, samples, all, a, KeepAll());
-}
-KERNEL(128, attention_backward_bias_dropout_64)
-(const T* q, const T* k, const T* v, const T* dout, const float* lse, const float* delta, float* dbias, i64 samples, i64 all, Attention a, u64 key, const Step* step, u32 last_dropped, double scale, Place place) {
-    backward_bias<64>(q, k, v, dout, lse, delta, dbias, samples, all, a, DropSome(key, step, last_dropped, scale, place));
-}
-KERNEL(128, attention_backward_bias_96)
-(const T* q, const T* k, const T* v, const T* dout, const float* lse, const float* delta, float* dbias, i64 samples, i64 all, Attention a) {
-    backward_bias<96>(q, k, v, dout, lse, delta, dbias, samples, all, a, KeepAll());
-}
-KERNEL(128, attention_backward_bias_dropout_96)
-(const T* q, const T* k, const T* v, const T* dout, const float* lse, const float* delta, float* dbias, i64 samples, i64 all, Attention a, u64 key, const Step* step, u32 last_dropped, double scale, Place place) {
-    backward_bias<96>(q, k, v, dout, lse, delta, dbias, samples, all, a, DropSome(key, step, last_dropped, scale, place));
-}
-KERNEL(128, attention_backward_bias_128)
-(const T* q, const T* k, const T* v, const T* dout, const float* lse, const float* delta, float* dbias, i64 samples, i64 all, Attention a) {
-    backward_bias<128>(q, k, v, dout, lse, delta, dbias, samples, all, a, KeepAll());
-}
-KERNEL(128, attention_backward_bias_dropout_128)
-(const T* q, const T* k, const T* v, const T* dout, const float* lse, const float* delta, float* dbias, i64 samples, i64 all, Attention a, u64 key, const Step* step, u32 last_dropped, double scale, Place place) {
-    backward_bias<128>(q, k, v, dout, lse, delta, dbias, samples, all, a, DropSome(key, step, last_dropped, scale, place));
-}
+// The grid is (tiles of queries x tiles of keys, heads, samples), folded as `head_and_sample` reads it.
+#define BACKWARD_BIAS(D, drops) { backward_bias<D>(q, k, v, dout, lse, delta, dbias, samples, all, a, drops); }
+#define SAMPLES float *dbias, i64 samples, i64 all
+KERNEL(128, attention_backward_bias_64)(GRADIENTS, SAMPLES, Attention a) BACKWARD_BIAS(64, KeepAll())
+KERNEL(128, attention_backward_bias_96)(GRADIENTS, SAMPLES, Attention a) BACKWARD_BIAS(96, KeepAll())
+KERNEL(128, attention_backward_bias_128)(GRADIENTS, SAMPLES, Attention a) BACKWARD_BIAS(128, KeepAll())
+KERNEL(128, attention_backward_bias_dropout_64)(GRADIENTS, SAMPLES, Attention a, DROPPING) BACKWARD_BIAS(64, DROPS)
+KERNEL(128, attention_backward_bias_dropout_96)(GRADIENTS, SAMPLES, Attention a, DROPPING) BACKWARD_BIAS(96, DROPS)
+KERNEL(128, attention_backward_bias_dropout_128)(GRADIENTS, SAMPLES, Attention a, DROPPING) BACKWARD_BIAS(128, DROPS)

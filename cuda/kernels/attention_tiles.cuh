@@ -1,15 +1,20 @@
 // Products of tiles on tensor cores for attention.cu: rows of a head are copied to shared memory, multiplied, and stored.
 // Included after mma.cuh.
 
-constexpr int WARPS = 4, ROWS = 16 * WARPS, PAD = 8;  // row padding in shared memory: no two of 8 rows share a bank
+constexpr int PAD = 8;  // row padding in shared memory: no two of 8 rows share a bank
 constexpr float LOG2E = 1.4426950408889634f;
+
+// The number of this warp, which the compiler knows to be the same for all lanes.
+INLINE int warp_number() { return __shfl_sync(0xffffffffu, threadIdx.x >> 5, 0); }
+// Whether a condition holds, which does for all lanes or none.
+INLINE bool uniform(bool condition) { return __ballot_sync(0xffffffffu, condition) != 0; }
 
 // Starts copying COUNT rows of one head from `first` on to shared memory; rows out of bounds become zero.
 //
 // Lanes side by side copy a part of a row, so that a thread has one column of each part and needs few addresses. Parts of
 // 64 bytes, where D is no multiple of 64 elements, share no bank with those of the row 4 below, which are copied at once.
-template <int D, int COUNT>
-INLINE void load_rows(T* to, const T* head, i64 stride, i64 first, i64 rows, i64 width) {
+template <int D, int COUNT, int WARPS = 4>
+INLINE void load_rows(T* to, const T* head, i64 stride, int first, int rows, int width) {
     constexpr int PART = D % 64 ? 32 : 64, LANES = PART / 8, STEP = 32 * WARPS / LANES;
     static_assert(D % PART == 0 && COUNT % STEP == 0, "every thread copies as much");
     const int group = threadIdx.x / LANES, column = threadIdx.x % LANES * 8;
@@ -25,37 +30,74 @@ INLINE void load_rows(T* to, const T* head, i64 stride, i64 first, i64 rows, i64
         }
 }
 
-// c (16, 8 N) += a (16, D) b (8 N, D)^T, with the rows of both in shared memory.
-template <int D, int N> INLINE void multiply_rows(float (*c)[4], const T* a, const T* b) {
+// The left factor of `multiply_rows`: 16 M rows in shared memory, of which fragments are loaded when they are needed or,
+// if HELD, once.
+template <int D, int M, bool HELD> struct Rows {
+    const T* tile;
+    u32 held[HELD ? M : 1][HELD ? D / 16 : 1][4];
+    INLINE Rows(const T* tile) : tile(tile) {}
+    INLINE void load(u32* to, int m, int k) const {
+        const int lane = threadIdx.x & 31;
+        load_matrices(to, tile + (m * 16 + (lane & 15)) * (D + PAD) + k * 16 + (lane >> 4) * 8);
+    }
+    INLINE void hold() {
+        if constexpr (HELD) {
+#pragma unroll
+            for (int m = 0; m < M; m++)
+#pragma unroll
+                for (int k = 0; k < D / 16; k++) load(held[m][k], m, k);
+        }
+    }
+    INLINE void get(u32* to, int m, int k) const {
+        if constexpr (HELD) {
+#pragma unroll
+            for (int i = 0; i < 4; i++) to[i] = held[m][k][i];
+        } else {
+            load(to, m, k);
+        }
+    }
+};
+
+// c (16 M, 8 N) += a (16 M, D) b (8 N, D)^T, with the rows of b in shared memory. What is loaded of b serves all of a.
+template <int D, int N, int M, bool HELD> INLINE void multiply_rows(float (*c)[N][4], const Rows<D, M, HELD>& a, const T* b) {
     const int lane = threadIdx.x & 31;
 #pragma unroll
-    for (int k = 0; k < D; k += 32) {
-        u32 left[2][4];
-        load_matrices(left[0], a + (lane & 15) * (D + PAD) + k + (lane >> 4) * 8);
-        load_matrices(left[1], a + (lane & 15) * (D + PAD) + k + 16 + (lane >> 4) * 8);
+    for (int k = 0; k < D; k += 16) {
+        u32 left[M][4];
 #pragma unroll
-        for (int n = 0; n < N; n++) {
+        for (int m = 0; m < M; m++) a.get(left[m], m, k / 16);
+#pragma unroll
+        for (int n = 0; n < N; n += 2) {
             u32 right[4];
-            load_matrices(right, b + (n * 8 + (lane & 7)) * (D + PAD) + k + (lane >> 3) * 8);
-            multiply_add(T(), c[n], left[0], right);
-            multiply_add(T(), c[n], left[1], right + 2);
+            load_matrices(right, b + (n * 8 + (lane & 7) + (lane >> 4) * 8) * (D + PAD) + k + (lane >> 3 & 1) * 8);
+#pragma unroll
+            for (int m = 0; m < M; m++) {
+                multiply_add(T(), c[m][n], left[m], right);
+                multiply_add(T(), c[m][n + 1], left[m], right + 2);
+            }
         }
     }
 }
 
-// c (16, D) += p (16, 8 N) b (8 N, D), with p in result fragments and b in shared memory.
-template <int D, int N> INLINE void multiply_fragments(float (*c)[4], const float (*p)[4], const T* b) {
+// c (16 M, D) += p (16 M, 8 N) b (8 N, D), with p in result fragments and b in shared memory.
+template <int D, int N, int M> INLINE void multiply_fragments(float (*c)[D / 8][4], const float (*p)[N][4], const T* b) {
     const int lane = threadIdx.x & 31;
 #pragma unroll
     for (int k = 0; k < N; k += 2) {
-        const u32 left[4] = {packed(T(), p[k][0], p[k][1]), packed(T(), p[k][2], p[k][3]),
-                             packed(T(), p[k + 1][0], p[k + 1][1]), packed(T(), p[k + 1][2], p[k + 1][3])};
+        u32 left[M][4];
+#pragma unroll
+        for (int m = 0; m < M; m++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) left[m][i] = packed(T(), p[m][k + i / 2][i % 2 * 2], p[m][k + i / 2][i % 2 * 2 + 1]);
 #pragma unroll
         for (int n = 0; n < D / 8; n += 2) {
             u32 right[4];
             load_matrices_transposed(right, b + (k * 8 + (lane & 15)) * (D + PAD) + n * 8 + (lane >> 4) * 8);
-            multiply_add(T(), c[n], left, right);
-            multiply_add(T(), c[n + 1], left, right + 2);
+#pragma unroll
+            for (int m = 0; m < M; m++) {
+                multiply_add(T(), c[m][n], left[m], right);
+                multiply_add(T(), c[m][n + 1], left[m], right + 2);
+            }
         }
     }
 }

@@ -109,7 +109,10 @@ pub const PRELUDE: &str = include_str!("../kernels/prelude.cuh");
 const HEADERS: &[(&str, &str)] = &[
     ("activations.cuh", include_str!("../kernels/activations.cuh")),
     ("attention.cuh", include_str!("../kernels/attention.cuh")),
+    ("attention_backward.cuh", include_str!("../kernels/attention_backward.cuh")),
+    ("attention_forward.cuh", include_str!("../kernels/attention_forward.cuh")),
     ("attention_passes.cuh", include_str!("../kernels/attention_passes.cuh")),
+    ("attention_scores.cuh", include_str!("../kernels/attention_scores.cuh")),
     ("attention_tiles.cuh", include_str!("../kernels/attention_tiles.cuh")),
     ("loss_scale.cuh", include_str!("../kernels/loss_scale.cuh")),
     ("mma.cuh", include_str!("../kernels/mma.cuh")),

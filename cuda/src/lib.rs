@@ -6,6 +6,7 @@
 #![deny(missing_docs)]
 
 pub mod arguments;
+pub mod attention;
 mod cache_folder;
 pub mod compile;
 pub mod context;

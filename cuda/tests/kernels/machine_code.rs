@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use ferrotron_cuda::attention::{Blocks, Pass};
 use ferrotron_cuda::nvrtc::Architecture;
 
 /// Set to write the table anew.
@@ -25,7 +26,7 @@ pub struct Facts {
     inner: Option<Loop>,
 }
 
-/// The loop that multiplies on tensor cores.
+/// The loop that multiplies on tensor cores, over tiles or, where these have parts, over parts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Loop {
     /// Products of 16 x 16 by 16 x 8.
@@ -39,7 +40,7 @@ struct Loop {
     /// All instructions.
     all: usize,
     /// Instructions of the shortest way through the loop that does all products: without what only masks, caps or rare
-    /// arguments need. `None` where no way forward does them all, since an inner loop lies behind the products.
+    /// arguments need. `None` where a subroutine lies between the products.
     least: Option<usize>,
 }
 
@@ -73,16 +74,16 @@ pub fn disassembler(nvrtc: &Path) -> Option<PathBuf> {
     candidates.into_iter().find(runs)
 }
 
-/// The facts of each kernel of a module, by name without the element type. `kernels` are threads per block and names.
+/// The facts of each kernel of a file's module, by name without the element type. `kernels` are threads per block and names.
 pub fn facts(
     disassembler: &Path,
     architecture: Architecture,
-    (cubin, log): (&[u8], &str),
+    (file, cubin, log): (&str, &[u8], &str),
     kernels: &[(u32, String)],
 ) -> BTreeMap<String, Facts> {
-    let mut file = tempfile::NamedTempFile::new().unwrap();
-    std::io::Write::write_all(&mut file, cubin).unwrap();
-    let out = Command::new(disassembler).arg("-c").arg(file.path()).output().unwrap();
+    let mut module = tempfile::NamedTempFile::new().unwrap();
+    std::io::Write::write_all(&mut module, cubin).unwrap();
+    let out = Command::new(disassembler).arg("-c").arg(module.path()).output().unwrap();
     assert!(out.status.success(), "nvdisasm: {}", String::from_utf8_lossy(&out.stderr));
     let text = String::from_utf8_lossy(&out.stdout);
     let sections: HashMap<&str, &str> =
@@ -96,7 +97,7 @@ pub fn facts(
         let used = lines.next().unwrap_or_default();
         facts.spilled = number_before(properties, " bytes spill stores").unwrap();
         facts.registers = number_before(used, " registers").unwrap();
-        facts.shared = number_before(used, " bytes smem").unwrap_or(0) + tiles(&name);
+        facts.shared = number_before(used, " bytes smem").unwrap_or(0) + tiles(file, &name);
         facts.blocks = blocks(architecture, *threads, &facts);
         (name, facts)
     };
@@ -107,17 +108,19 @@ fn number_before(line: &str, unit: &str) -> Option<u32> {
     line.split(unit).next().filter(|rest| rest.len() < line.len())?.rsplit(' ').next()?.parse().ok()
 }
 
-/// Bytes of tiles that the host asks for: rows of D + 8 elements of 2 bytes (`tensor/src/cuda/attention.rs`).
-fn tiles(name: &str) -> u32 {
-    let Some(width) = name.rsplit('_').next().and_then(|width| width.parse::<u32>().ok()) else {
+/// Bytes of tiles that the host asks for.
+fn tiles(file: &str, name: &str) -> u32 {
+    let Some(width) = name.rsplit('_').next().and_then(|width| width.parse().ok()) else {
         return 0;
     };
-    let rows = match name {
-        name if name.contains("backward_keys") => 128 + 2 * if width == 128 { 32 } else { 64 },
-        name if name.contains("backward") => 256,
-        _ => 192,
+    let pass = match name {
+        name if name.contains("backward_queries") => Pass::Queries,
+        name if name.contains("backward_keys") => Pass::Keys,
+        name if name.contains("backward_bias") => Pass::Bias,
+        _ => Pass::Forward,
     };
-    rows * (width + 8) * 2
+    let plain = file == "attention" && !name.contains("dropout");
+    Blocks::new(pass, width, plain).shared as u32
 }
 
 /// Blocks that fit on a multiprocessor at once (CUDA C++ Programming Guide, "Technical Specifications per Compute
@@ -188,14 +191,17 @@ impl<'a> Code<'a> {
         Some((target, !instruction.starts_with('@') && !operands.contains('P')))
     }
 
-    /// The shortest loop that has products on tensor cores.
+    /// The shortest of the loops that have the most products on tensor cores.
     fn inner_loop(&self) -> Option<Loop> {
         let product = |name: &str| name.starts_with("HMMA");
         let loops = (0..self.instructions.len()).filter_map(|end| {
             let (start, _) = self.branch(end)?;
+            // What is not on the straight way through a loop may lie behind it, and branch back.
             (start <= end && self.count(start..end, product) > 0).then_some(start..end + 1)
         });
-        let range = loops.min_by_key(|range| range.len())?;
+        let range = loops.max_by_key(|range| {
+            (self.count(range.clone(), product), std::cmp::Reverse(range.len()))
+        })?;
         let count = |prefix: &str| self.count(range.clone(), |name| name.starts_with(prefix));
         Some(Loop {
             products: count("HMMA"),
@@ -203,40 +209,44 @@ impl<'a> Code<'a> {
             copies: count("LDGSTS"),
             special: count("MUFU"),
             all: range.len(),
-            least: self.shortest(range.clone(), count("HMMA")),
+            least: self.shortest(range.clone()),
         })
     }
 
-    /// Instructions of the shortest way from the first to the last that has all products on tensor cores. Branches go
-    /// forward: what they skip may be several iterations of an inner loop, of which one is counted.
-    fn shortest(&self, range: std::ops::Range<usize>, all: usize) -> Option<usize> {
-        let mut best: Vec<Option<(usize, usize)>> = vec![None; range.len()]; // products, instructions
-        best[0] = Some((0, 0));
-        let (first, last) = (range.start, range.len() - 1);
-        for at in 0..last {
-            let Some((products, length)) = best[at] else { continue };
-            let instruction = self.instructions[first + at];
-            let own = usize::from(Code::operation(instruction).starts_with("HMMA"));
-            let mut reach = |to: usize| {
-                let here = (products + own, length + 1);
-                let better = |there: (usize, usize)| {
-                    here.0 > there.0 || here.0 == there.0 && here.1 < there.1
-                };
-                if to > at && to <= last && best[to].is_none_or(better) {
-                    best[to] = Some(here);
+    /// Instructions of the shortest way from the first of a loop to the first that has all products on tensor cores, in
+    /// their order. Of an inner loop without products one iteration is counted.
+    fn shortest(&self, range: std::ops::Range<usize>) -> Option<usize> {
+        let first = range.start;
+        let is_product = |at: &usize| Code::operation(self.instructions[*at]).starts_with("HMMA");
+        let products: Vec<usize> = range.filter(is_product).collect();
+        // Where ways are, and how many products they have.
+        let (mut reached, mut known) = (vec![(first, 0)], BTreeSet::from([(first, 0)]));
+        for length in 1.. {
+            let mut next = Vec::new();
+            for (at, had) in reached {
+                let has = had + usize::from(is_product(&at));
+                if has > had && products.get(had) != Some(&at) {
+                    continue;
                 }
-            };
-            let branch = self.branch(first + at);
-            if let Some((target, _)) = branch
-                && target >= first
-            {
-                reach(target - first);
+                let branch = self.branch(at);
+                let ends = Code::operation(self.instructions[at]).starts_with("EXIT")
+                    && !self.instructions[at].starts_with('@');
+                let along = (!ends && !branch.is_some_and(|(_, always)| always)).then_some(at + 1);
+                for to in branch.map(|(target, _)| target).into_iter().chain(along) {
+                    if to == first && has == products.len() {
+                        return Some(length);
+                    }
+                    if to < self.instructions.len() && known.insert((to, has)) {
+                        next.push((to, has));
+                    }
+                }
             }
-            if !branch.is_some_and(|(_, always)| always) {
-                reach(at + 1);
+            if next.is_empty() {
+                return None;
             }
+            reached = next;
         }
-        best[last].filter(|&(products, _)| products == all).map(|(_, length)| length + 1)
+        None
     }
 }
 

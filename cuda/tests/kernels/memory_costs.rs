@@ -22,12 +22,21 @@ const ROOM: f64 = 0.02;
 /// Kernels that cost more, by file or by file and name, with the reason.
 const COSTLY: &[(&str, &str)] = &[
     ("argsort/", "places follow from the values"),
+    ("attention/attention_backward_keys", BESIDE),
     ("attention_bias/attention_backward_bias", "fragments are stored an element at a time"),
+    ("attention_bias/attention_backward_keys", BESIDE),
+    (
+        "attention_bias/attention_backward_queries",
+        "adjacent biases, which lie anywhere, are loaded singly",
+    ),
     ("attention_rows/attention_rows", "a lane reads a row of its own; for checks and small models"),
     ("copy/select", "the largest launch has transposed operands"),
     ("round/", "a thread has four adjacent elements, which share a draw"),
     ("zero_bitmap/zero_pack", "what a warp keeps begins at any element"),
 ];
+
+/// Of bank conflicts, 1 % of the wavefronts.
+const BESIDE: &str = "lse, delta and keys of a query lie side by side, and are stored singly";
 
 #[test]
 fn no_kernel_has_a_race_and_accesses_cost_what_the_table_says() {

@@ -33,8 +33,11 @@ const MUTANTS: &[Mutant] = mutants! {
     nan_in_the_middle in "argsort": "if (x_nan || y_nan) return" => "if (x_nan && y_nan) return";
     matrices_not_transposed in "attention": "load_matrices_transposed(right" => "load_matrices(right";
     a_lane_of_the_row_forgotten in "attention":
-        "sum[half] += __shfl_xor_sync(0xffffffffu, sum[half], 2);" => "";
-    sums_without_rescaling in "attention": "sum[half] *= shrink;" => "";
+        "sum += __shfl_xor_sync(0xffffffffu, sum, 2);" => "";
+    sums_without_rescaling in "attention": "sum[half] *= shrink[half];" => "";
+    results_without_rescaling in "attention": "result[n][2 * half + 1] *= shrink[half];" => "";
+    larger_scores_not_subtracted in "attention": "if (grown) shift[half] = largest;" => "";
+    largest_before_a_negative_scale in "attention": "&& cap <= 0 && scale > 0" => "&& cap <= 0";
     diagonal_masked in "attention": "position + 1 < a.keys ? position + 1" => "position < a.keys ? position";
     last_tile_of_keys_forgotten in "attention":
         "keys_of(a, batch, last).end}" => "keys_of(a, batch, last).end - 32}";
@@ -43,23 +46,25 @@ const MUTANTS: &[Mutant] = mutants! {
     end_of_the_range_seen in "attention_rows": "end = own[1];" => "end = own[1] + 1;";
     bias_of_the_first_head in "attention_bias": "head * a.bias_step[1]" => "a.bias_step[1]";
     bias_with_the_slope_of_the_cap in "attention_bias": "KEYS / 8, false>" => "KEYS / 8, true>";
-    bias_of_the_last_sample_only in "attention_bias": "sum[n][e] += dp[n][e]" => "sum[n][e] = dp[n][e]";
+    bias_of_the_last_sample_only in "attention_bias": "sum[n][e] += dp[0][n][e]" => "sum[n][e] = dp[0][n][e]";
     bias_that_hides_all in "attention_rows":
         "score > -real::infinity<A>() ? real::exp(score - lse) : A(0)" => "real::exp(score - lse)";
     samples_of_the_bias_forgotten in "attention_rows": "dbias[key] += prob" => "dbias[key] = prob";
     cap_without_its_slope in "attention": "(dp[n][e] * m - delta) * slope" => "(dp[n][e] * m - delta)";
     diagonal_of_a_tile_not_masked in "attention":
-        "partial || key < seen_from || key + KEYS > seen_to" => "partial || key < seen_from";
+        "key < all.start || key + count > all.end" => "key < all.start";
     first_keys_of_a_window_not_masked in "attention":
-        "partial || key < seen_from ||" => "partial ||";
-    keys_behind_the_diagonal_not_masked in "attention": "|| seen_tile[0].end < own_first + 16" => "";
-    minus_infinity_subtracted in "attention": "== -real::infinity<float>() ? 0.0f : lse;" => "== -real::infinity<float>() ? lse : lse;";
-    first_tile_of_queries_forgotten in "attention": "begin / QUERIES * QUERIES" => "(begin / QUERIES + 1) * QUERIES";
+        "return key < all.start ||" => "return";
+    keys_at_the_diagonal_skipped in "attention": "return key < any.end &&" => "return key + count <= any.end &&";
+    first_keys_of_a_window_skipped in "attention": "key + count > any.start" => "key > any.start";
+    queries_at_the_diagonal_skipped in "attention": "lower.end > own_first)" => "lower.end > own_first + OWN)";
+    heads_of_the_group_forgotten in "attention": "++head == last_head" => "++head <= last_head";
+    keys_behind_the_diagonal_not_masked in "attention": "|| upper.end < own_first + OWN" => "";
+    minus_infinity_subtracted in "attention": "== -real::infinity<float>() ? 0.0f : lse * UNIT;" => "== -real::infinity<float>() ? lse : lse * UNIT;";
+    first_tile_of_queries_forgotten in "attention": "behind / QUERIES * QUERIES" => "(behind / QUERIES + 1) * QUERIES";
     wrong_group in "attention": "head * a.groups / a.heads" => "head % a.groups";
-    delta_of_another_row in "attention": "delta = row_delta[e / 2];" => "delta = row_delta[e % 2];";
+    delta_of_another_row in "attention": "delta = row_delta[m][e / 2];" => "delta = row_delta[m][e % 2];";
     tail_of_the_head_not_zero in "attention": "&& column + right < width;" => ";";
-    dropped_before_the_sum in "attention":
-        "sum[e / 2] += s[n][e];\n                s[n][e] *=" => "sum[e / 2] += s[n][e] *=";
     values_of_what_was_dropped in "attention": "s[n][e] = p * m;" => "s[n][e] = p;";
     scores_of_what_was_dropped in "attention": "(dp[n][e] * m - delta)" => "(dp[n][e] - delta)";
     dropout_of_another_query in "attention_rows": "+ coordinate(2, query)" => "+ (u64)query";
@@ -136,17 +141,24 @@ const RACES: &[Mutant] = mutants! {
     tile_read_before_it_is_written in "copy":
         "    __syncthreads();\n    row = (u64)blockIdx.y" => "    row = (u64)blockIdx.y";
     run_read_before_it_is_written in "argsort": "widen(x[row + own]);\n    __syncthreads();" => "widen(x[row + own]);";
-    copy_not_waited_for in "attention":
-        "        copy_wait<1>();\n        __syncthreads();\n        float s[" => "        __syncthreads();\n        float s[";
+    keys_not_waited_for in "attention":
+        "copy_wait<0>();\n        __syncthreads();  // the keys are there" => "__syncthreads();  // the keys are there";
     values_not_waited_for in "attention":
-        "copy_wait<1>();\n        __syncthreads();\n        multiply_fragments" => "__syncthreads();\n        multiply_fragments";
-    values_read_before_all_have_arrived in "attention":
-        "copy_wait<1>();\n        __syncthreads();\n        multiply_fragments" => "copy_wait<1>();\n        multiply_fragments";
+        "copy_wait<0>();\n        __syncthreads();  // the values are there" => "__syncthreads();  // the values are there";
+    values_overwritten_before_they_are_read in "attention":
+        "__syncthreads();  // the keys are there, and the values before have been read" => "";
     keys_overwritten_before_they_are_read in "attention":
-        "__syncthreads();\n        if (key + KEYS < end) load_rows" => "if (key + KEYS < end) load_rows";
-    queries_overwritten_before_they_are_read in "attention":
-        "multiply_fragments<D, QUERIES / 8>(dk_sum, dp, q_tile);\n            __syncthreads();" =>
-        "multiply_fragments<D, QUERIES / 8>(dk_sum, dp, q_tile);";
+        "__syncthreads();  // the values are there, and the keys have been read" => "";
+    queries_held_before_they_have_arrived in "attention":
+        "__syncthreads();\n        queries.hold();" => "queries.hold();";
+    keys_of_the_stage_before_not_read in "attention":
+        "__syncthreads();  // these keys and values are there, and those before have been read" => "";
+    values_of_the_only_stage_not_read in "attention": "__syncthreads();  // the values have been read" => "";
+    keys_held_after_queries_come in "attention": "__syncthreads();  // keys and values have been read" => "";
+    queries_of_the_stage_before_not_read in "attention":
+        "__syncthreads();  // these queries are there, and those before have been read" => "";
+    queries_not_waited_for in "attention":
+        "copy_wait<0>();\n        __syncthreads();  // these queries" => "__syncthreads();  // these queries";
     row_read_before_its_warp_has_written_it in "attention_rows": "__syncwarp();" => "";
     counts_added_before_all_are_there in "zero_bitmap": "    __syncthreads();\n    i64 before" => "    i64 before";
     factors_read_before_they_are_written in "adafactor": "    __syncthreads();\n" => "";

@@ -3,8 +3,9 @@
 mod kernels;
 
 use ferrotron_cuda::arguments::Attention;
+use ferrotron_cuda::attention::{Blocks, Pass};
 
-use self::kernels::{AttentionKernels, Pass, ROWS};
+use self::kernels::AttentionKernels;
 use super::kernel::{Kernel, MOST_BLOCKS, kernel};
 use super::launched::Products;
 use crate::ops::attention::config::{AttentionConfig, AttentionDropout, AttentionMask};
@@ -12,8 +13,6 @@ use crate::ops::attention::operands::{Operands, ScoreBias, Shape};
 use crate::ops::random::last_dropped;
 use crate::{DType, Error, Result, Tensor};
 
-/// Threads of an attention block.
-const BLOCK: [usize; 3] = [128, 1, 1];
 /// Threads of a block that computes row sums, one warp per row.
 const SUMS: usize = 256;
 
@@ -97,15 +96,20 @@ impl<'a> AttentionLaunch<'a> {
         Ok(self.operands.iter().fold(kernel.computes(products), Kernel::input))
     }
 
+    /// The blocks of a pass.
+    fn blocks(&self, pass: Pass) -> Blocks {
+        self.kernels.blocks(pass, self.a.bias == 0 && self.dropout.is_none())
+    }
+
     /// Adds the arguments that follow the tensors, and launches `grid` blocks.
     fn run(
         &self,
         kernel: Kernel<'_>,
         a: Attention,
-        shared_rows: usize,
+        blocks: Blocks,
         grid: [usize; 3],
     ) -> Result<()> {
-        let mut kernel = kernel.value(a).shared(self.kernels.shared(shared_rows));
+        let mut kernel = kernel.value(a).shared(blocks.shared);
         if let Some(dropout) = self.dropout {
             kernel = kernel
                 .draws(&dropout.key)
@@ -113,7 +117,7 @@ impl<'a> AttentionLaunch<'a> {
                 .value(1.0 / (1.0 - dropout.p))
                 .place(&dropout.place);
         }
-        kernel.run(grid, BLOCK)
+        kernel.run(grid, [blocks.threads, 1, 1])
     }
 
     /// An uninitialised tensor (B, `positions`, `heads`, D) with padded heads.
@@ -145,7 +149,8 @@ pub(crate) fn forward(
     let mut lse = Tensor::empty(q.device(), acc, &[batch, heads, queries])?;
     let a = Attention { out: strides(&out), ..call.a };
     let kernel = call.kernel(Pass::Forward)?.output(&mut out).output(&mut lse);
-    call.run(kernel, a, 3 * ROWS, [call.kernels.blocks(queries), heads, batch])?;
+    let blocks = call.blocks(Pass::Forward);
+    call.run(kernel, a, blocks, [queries.div_ceil(blocks.rows), heads, batch])?;
     Ok((call.trimmed(out)?, lse))
 }
 
@@ -224,15 +229,11 @@ fn gradients(
     let (a, dout, delta) = products(call, a, operands)?;
     let lse = &operands.lse;
     let with = |pass| -> Result<_> { Ok(call.kernel(pass)?.input(&dout).input(lse).input(&delta)) };
-    let kernel = to(with(Pass::Queries)?, Pass::Queries);
-    call.run(kernel, a, 4 * ROWS, [call.kernels.blocks(queries), heads, batch])?;
-    // Heads of 128 use smaller tiles of queries.
-    let shared_rows = match call.kernels {
-        AttentionKernels::Tiles(128) => 3 * ROWS,
-        _ => 4 * ROWS,
-    };
-    let kernel = to(with(Pass::Keys)?, Pass::Keys);
-    call.run(kernel, a, shared_rows, [call.kernels.blocks(keys), groups, batch])
+    for (pass, rows, heads) in [(Pass::Queries, queries, heads), (Pass::Keys, keys, groups)] {
+        let (kernel, blocks) = (to(with(pass)?, pass), call.blocks(pass));
+        call.run(kernel, a, blocks, [rows.div_ceil(blocks.rows), heads, batch])?;
+    }
+    Ok(())
 }
 
 /// Adds the gradient of the bias to `dbias` (samples, H, T, S), zeros in Acc, where samples are B, or 1 for the sum over
@@ -248,16 +249,18 @@ pub(crate) fn backward_bias(
     let Shape { batch, queries, keys, heads, .. } = shape;
     let samples = dbias.dims()[0];
     let (a, dout, delta) = products(&call, call.a, operands)?;
-    let blocks = match call.kernels {
-        AttentionKernels::Tiles(_) => queries.div_ceil(ROWS) * keys.div_ceil(ROWS),
-        AttentionKernels::Rows => call.kernels.blocks(queries),
-    };
+    let blocks = call.blocks(Pass::Bias);
+    let tiles = queries.div_ceil(blocks.rows)
+        * match call.kernels {
+            AttentionKernels::Tiles(_) => keys.div_ceil(blocks.rows),
+            AttentionKernels::Rows => 1,
+        };
     let kernel = call.kernel(Pass::Bias)?.input(&dout).input(lse).input(&delta).output(dbias);
     call.run(
         kernel.value(samples as i64).value(batch as i64),
         a,
-        4 * ROWS,
-        grid(blocks, heads, samples),
+        blocks,
+        grid(tiles, heads, samples),
     )
 }
 

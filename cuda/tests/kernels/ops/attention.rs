@@ -1,12 +1,14 @@
 use ferrotron_cuda::arguments::{Attention, Place as DevicePlace, Step};
+use ferrotron_cuda::attention::{Blocks, Pass};
 use ferrotron_tensor::ops::attention::{
-    AttentionConfig, AttentionDropout, AttentionMask, KeyRanges, attention, attention_backward,
+    AttentionConfig, AttentionDropout, AttentionMask, attention, attention_backward,
     attention_backward_bias, split_packed,
 };
 use ferrotron_tensor::ops::reduce::{KeepDims, sum};
 use ferrotron_tensor::{DType, RandomKey, ShardSpec, Tensor};
 
 use super::attention_merge::merges;
+use super::attention_problems::{dropouts, problems, restricted, scaled};
 use super::far;
 use crate::simulator::{Launch, Simulator};
 use crate::support::*;
@@ -32,6 +34,9 @@ pub fn check(simulator: &Simulator) {
     for problem in dropouts(both, [[2, 70, 90, 4, 2, 64], [1, 40, 70, 2, 2, 96]]) {
         compare(simulator, &problem);
     }
+    for problem in scaled(DType::BF16, [1, 40, 300, 1, 1, 64]) {
+        compare(simulator, &problem);
+    }
     for problem in restricted(DType::BF16, [2, 150, 150, 2, 1, 64], [2, 40, 70, 2, 2, 96]) {
         compare(simulator, &problem);
     }
@@ -39,54 +44,6 @@ pub fn check(simulator: &Simulator) {
         compare(simulator, &problem);
     }
     far::attentions(simulator);
-}
-
-/// Problems with windows, ranges of keys and soft caps, alone and together.
-pub fn restricted(
-    dtype: DType,
-    square: [usize; 6],
-    cached: [usize; 6],
-) -> impl Iterator<Item = Problem> {
-    let n = square[1];
-    let documents =
-        KeyRanges::from_documents(&[vec![0, 1, n / 2, n - 3], vec![0, n / 3, n]], n).unwrap();
-    let lengths = KeyRanges::from_lengths(&[n / 2 + 1, n], n).unwrap();
-    let both = documents.intersect(&lengths).unwrap();
-    let of = |mask| AttentionConfig { mask, ..AttentionConfig::causal(square[5]) };
-    let configs = [AttentionMask::None, AttentionMask::Causal].map(of).into_iter();
-    configs.flat_map(move |plain| {
-        let window = Some(n / 3);
-        let ranges = |ranges: &KeyRanges| Some(ranges.clone());
-        let square = [
-            AttentionConfig { window, ..plain.clone() },
-            AttentionConfig { ranges: ranges(&lengths), ..plain.clone() },
-            AttentionConfig { softcap: Some(0.75), ..plain.clone() },
-            AttentionConfig { window, ranges: ranges(&both), softcap: Some(0.75), ..plain.clone() },
-        ]
-        .map(|config| Problem::with(dtype, square, config, None));
-        let narrow = AttentionConfig { window: Some(cached[2] / 5), ..plain };
-        square.into_iter().chain([Problem::with(dtype, cached, narrow, None)])
-    })
-}
-
-/// Problems of each size (batch, queries, keys, heads, key-value heads, width) in each dtype with either mask, and
-/// a packed one.
-pub fn problems(dtypes: [DType; 2], sizes: &[[usize; 6]]) -> impl Iterator<Item = Problem> {
-    dtypes.into_iter().flat_map(move |dtype| {
-        let masks = [AttentionMask::None, AttentionMask::Causal];
-        let separate = sizes
-            .iter()
-            .flat_map(move |&sizes| masks.map(|mask| Problem::separate(dtype, sizes, mask)));
-        separate.chain([Problem::packed(dtype)])
-    })
-}
-
-/// Problems of two sizes with dropout, of a part of a global tensor.
-pub fn dropouts(dtypes: [DType; 2], sizes: [[usize; 6]; 2]) -> impl Iterator<Item = Problem> {
-    let masks = [AttentionMask::None, AttentionMask::Causal];
-    dtypes
-        .into_iter()
-        .flat_map(move |dtype| [0, 1].map(move |i| Problem::dropping(dtype, sizes[i], masks[i])))
 }
 
 /// Operands and what the CPU makes of them.
@@ -141,7 +98,7 @@ impl Problem {
 
     /// Builds the problem of [`Problem::separate`] with dropout: of some heads, two pieces of the queries and the end
     /// of the keys.
-    fn dropping(dtype: DType, sizes: [usize; 6], mask: AttentionMask) -> Problem {
+    pub fn dropping(dtype: DType, sizes: [usize; 6], mask: AttentionMask) -> Problem {
         let [batch, queries, keys, heads, groups, width] = sizes;
         let (q, v) = (small(dtype, &[batch, queries, heads, width], 6), [keys, groups, width]);
         let [k, v] = [7, 8].map(|seed| small(dtype, &[&[batch], &v[..]].concat(), seed));
@@ -161,7 +118,7 @@ impl Problem {
     }
 
     /// Views of one packed projection.
-    fn packed(dtype: DType) -> Problem {
+    pub fn packed(dtype: DType) -> Problem {
         let (heads, groups, width, positions) = (4, 2, 64, 90);
         let projection = small(dtype, &[2, positions, (heads + 2 * groups) * width], 4);
         let (q, k, v) = split_packed(&projection, heads, groups).unwrap();
@@ -180,7 +137,8 @@ impl Problem {
             unreachable!()
         };
         // Twice the usual scale makes rows differ more.
-        let scale = 2.0 / (width as f64).sqrt();
+        let usual = AttentionConfig::causal(width).scale;
+        let scale = if config.scale == usual { 2.0 * usual } else { config.scale };
         let key = RandomKey::new(7, 12, "blocks.0.attn");
         let drops = place.as_ref().map(|place| {
             let (key, step) = draws(&key);
@@ -258,16 +216,23 @@ impl Problem {
         if self.drops.is_some() { 1.0 / (1.0 - DROPPED) } else { 1.0 }
     }
 
+    /// The blocks of a pass on tensor cores.
+    pub fn blocks(&self, pass: Pass) -> Blocks {
+        let plain = self._bias.is_none() && self.drops.is_none();
+        Blocks::new(pass, tile(self.a.width as usize), plain)
+    }
+
     /// Adds what follows the tensors, and runs.
-    pub fn run(&self, kernel: Launch<'_>, dynamic: usize, grid: [usize; 3]) {
-        let kernel = kernel.value(self.a).dynamic(dynamic);
+    pub fn run(&self, kernel: Launch<'_>, blocks: Blocks, grid: [usize; 3]) {
+        let kernel = kernel.value(self.a).dynamic(blocks.shared);
+        let block = [blocks.threads, 1, 1];
         match &self.drops {
-            None => kernel.run(grid, [128, 1, 1]),
+            None => kernel.run(grid, block),
             Some((key, step, place)) => {
                 let last_dropped = (DROPPED * 4_294_967_296.0) as u32 - 1;
                 let kernel = kernel.value(*key).input(std::slice::from_ref(step));
                 let kernel = kernel.value(last_dropped).value(self.kept()).value(*place);
-                kernel.run(grid, [128, 1, 1]);
+                kernel.run(grid, block);
             }
         }
     }
@@ -303,19 +268,18 @@ impl Problem {
         simulator: &Simulator,
         name: (&str, &str),
         statistics: &[Vec<u8>; 2],
-        dynamic: usize,
-        (tolerance, tile): (f64, Option<usize>),
+        blocks: Blocks,
+        tolerance: f64,
     ) {
         let Some(want) = &self.dbias else { return };
         let &[samples, heads, queries, keys] = want.dims() else { unreachable!() };
         let mut dbias = room(want.dtype(), want.numel()); // zeros, to which the rows kernel adds
         let kernel = self.backward(simulator, name, statistics).in_out(&mut dbias);
         let kernel = kernel.value(samples as i64).value(self.batch() as i64);
-        let blocks = match tile {
-            None => queries.div_ceil(4),
-            Some(tile) => queries.div_ceil(tile) * keys.div_ceil(tile),
-        };
-        self.run(kernel, dynamic, folded(blocks, heads, samples));
+        // Warps that have a row each have all of its keys.
+        let columns = if blocks.shared == 0 { 1 } else { keys.div_ceil(blocks.rows) };
+        let grid = folded(queries.div_ceil(blocks.rows) * columns, heads, samples);
+        self.run(kernel, blocks, grid);
         let got = read(want.dtype(), want.dims(), &dbias);
         assert_close(&format!("{}, dbias", self.name), &got, want, tolerance, tolerance);
     }
@@ -350,45 +314,50 @@ fn folded(blocks: usize, heads: usize, samples: usize) -> [usize; 3] {
     [blocks, 2 * heads, samples.div_ceil(2)]
 }
 
+/// The width of the tiles for heads of `width` elements.
+fn tile(width: usize) -> usize {
+    [64, 96, 128].into_iter().find(|&tile| width <= tile).unwrap()
+}
+
 /// Compares each pass with the CPU.
 pub fn compare(simulator: &Simulator, problem: &Problem) {
     let a = problem.a;
     let [queries, keys, heads, groups, width] =
         [a.queries, a.keys, a.heads, a.groups, a.width].map(|n| n as usize);
     let (batch, eps) = (problem.batch(), problem.dtype().epsilon());
-    let tile = [64, 96, 128].into_iter().find(|&tile| width <= tile).unwrap();
-    let rows = |rows: usize| rows * (tile + 8) * 2;
-    let suffix = format!("_{tile}");
+    let suffix = format!("_{}", tile(width));
 
     let (mut out, mut lse) = (problem.room(0), problem.room(1));
     let kernel = problem.forward(simulator, "attention", &suffix).output(&mut out).output(&mut lse);
-    problem.run(kernel, rows(3 * 64), [queries.div_ceil(64), heads, batch]);
+    let blocks = problem.blocks(Pass::Forward);
+    problem.run(kernel, blocks, [queries.div_ceil(blocks.rows), heads, batch]);
     // Probabilities are rounded to the dtype, up to half an epsilon each, and weigh values up to 1; so is the result.
     let kept = problem.kept();
     problem.assert_close(0, &out, eps, eps * kept);
     // Scores are sums of `width` products up to 1, in f32, of which tensor cores add 16 at a time and may truncate each
     // sum; and as many exponentials as keys are added.
     let truncated = (width as f64 / 16.0).max(1.0);
-    let sums =
-        DType::F32.epsilon() * (truncated * width as f64 * a.scale + keys as f64 / 16.0 + 16.0);
+    let sums = DType::F32.epsilon()
+        * (truncated * width as f64 * a.scale.abs() + keys as f64 / 16.0 + 16.0);
     problem.assert_close(1, &lse, sums, sums);
 
     // ds is rounded to the dtype. With p summing to 1 over the keys, and dp - delta of deviation sqrt(D) / 3, the
     // error of dq is below half an epsilon of six deviations; keys get as many such terms as queries see them, with
     // weights that sum to the column's, a few at most. A row's error in p is the other half.
-    let gradient = eps * a.scale * 6.0 * (width as f64).sqrt() / 3.0 * kept;
+    let gradient = eps * a.scale.abs() * 6.0 * (width as f64).sqrt() / 3.0 * kept;
     let statistics = problem.statistics(simulator);
     let mut dq = problem.room(2);
     let name = ("attention_backward_queries", &suffix[..]);
     let kernel = problem.backward(simulator, name, &statistics).output(&mut dq);
-    problem.run(kernel, rows(4 * 64), [queries.div_ceil(64), heads, batch]);
+    let blocks = problem.blocks(Pass::Queries);
+    problem.run(kernel, blocks, [queries.div_ceil(blocks.rows), heads, batch]);
     problem.assert_close(2, &dq, eps, gradient);
 
     let (mut dk, mut dv) = (problem.room(3), problem.room(4));
-    let query_tile = if tile == 128 { 32 } else { 64 };
     let name = ("attention_backward_keys", &suffix[..]);
     let kernel = problem.backward(simulator, name, &statistics).output(&mut dk).output(&mut dv);
-    problem.run(kernel, rows(2 * 64 + 2 * query_tile), [keys.div_ceil(64), groups, batch]);
+    let blocks = problem.blocks(Pass::Keys);
+    problem.run(kernel, blocks, [keys.div_ceil(blocks.rows), groups, batch]);
     let column = 2.0 * (heads / groups) as f64;
     problem.assert_close(3, &dk, eps, gradient * column);
     problem.assert_close(4, &dv, eps, eps * column * kept);
@@ -396,5 +365,5 @@ pub fn compare(simulator: &Simulator, problem: &Problem) {
     // p (dp - delta) with the rounding of out in delta, for each sample.
     let name = ("attention_backward_bias", &suffix[..]);
     let tolerance = eps * (width as f64).sqrt() * kept * batch as f64;
-    problem.compare_bias(simulator, name, &statistics, rows(4 * 64), (tolerance, Some(64)));
+    problem.compare_bias(simulator, name, &statistics, problem.blocks(Pass::Bias), tolerance);
 }

@@ -1,9 +1,14 @@
+use ferrotron_cuda::attention::Blocks;
 use ferrotron_tensor::DType;
 
-use super::attention::{Problem, dropouts, problems, restricted};
+use super::attention::Problem;
 use super::attention_bias::biased;
 use super::attention_merge::merges;
+use super::attention_problems::{dropouts, problems, restricted};
 use crate::simulator::Simulator;
+
+/// Blocks of four warps with a row each.
+const WARPS: Blocks = Blocks { rows: 4, threads: 128, shared: 0 };
 
 pub fn check(simulator: &Simulator) {
     let sizes = [
@@ -46,23 +51,23 @@ fn compare(simulator: &Simulator, problem: &Problem) {
 
     let (mut out, mut lse) = (problem.room(0), problem.room(1));
     let kernel = problem.forward(simulator, "attention_rows", "").output(&mut out).output(&mut lse);
-    problem.run(kernel, 0, [queries.div_ceil(4), heads, batch]);
+    problem.run(kernel, WARPS, [queries.div_ceil(4), heads, batch]);
     problem.assert_close(0, &out, eps, eps * problem.kept());
     problem.assert_close(1, &lse, eps, eps);
 
     let statistics = problem.statistics(simulator);
     let mut dq = problem.room(2);
     let kernel = problem.backward(simulator, ("attention_rows_backward_queries", ""), &statistics);
-    problem.run(kernel.output(&mut dq), 0, [queries.div_ceil(4), heads, batch]);
+    problem.run(kernel.output(&mut dq), WARPS, [queries.div_ceil(4), heads, batch]);
     problem.assert_close(2, &dq, eps, large);
 
     let (mut dk, mut dv) = (problem.room(3), problem.room(4));
     let kernel = problem.backward(simulator, ("attention_rows_backward_keys", ""), &statistics);
     let kernel = kernel.output(&mut dk).output(&mut dv);
-    problem.run(kernel, 0, [keys.div_ceil(4), groups, batch]);
+    problem.run(kernel, WARPS, [keys.div_ceil(4), groups, batch]);
     problem.assert_close(3, &dk, eps, large);
     problem.assert_close(4, &dv, eps, large);
 
     let name = ("attention_rows_backward_bias", "");
-    problem.compare_bias(simulator, name, &statistics, 0, (large * batch as f64, None));
+    problem.compare_bias(simulator, name, &statistics, WARPS, large * batch as f64);
 }

@@ -2,6 +2,7 @@
 //! between is never touched, so it takes no memory.
 
 use ferrotron_cuda::arguments::Layout;
+use ferrotron_cuda::attention::Pass;
 use ferrotron_tensor::DType;
 use ferrotron_tensor::ops::attention::AttentionMask;
 use ferrotron_tensor::ops::rotary::{Direction, RotaryTable, rotary};
@@ -80,14 +81,15 @@ pub fn attentions(simulator: &Simulator) {
     let operands: [&[u8]; 4] =
         [&problem.memory[0], &problem.memory[1], &problem.memory[2], &problem.dout];
     let Some(far) = Far::new(&operands) else { return };
-    let (dynamic, grid) = ((4 * 64) * (64 + 8) * 2, [1, 2, 2]);
+    let grid = [1, 2, 2];
     let (mut out, mut lse) = (problem.room(0), problem.room(1));
     let near = problem.forward(simulator, "attention", "_64").output(&mut out).output(&mut lse);
-    problem.run(near, dynamic, grid);
+    problem.run(near, problem.blocks(Pass::Forward), grid);
     let statistics = problem.statistics(simulator);
     let mut dq = problem.room(2);
     let name = ("attention_backward_queries", "_64");
-    problem.run(problem.backward(simulator, name, &statistics).output(&mut dq), dynamic, grid);
+    let near = problem.backward(simulator, name, &statistics).output(&mut dq);
+    problem.run(near, problem.blocks(Pass::Queries), grid);
 
     let mut a = problem.a;
     for strides in [&mut a.q, &mut a.k, &mut a.v, &mut a.dout] {
@@ -99,11 +101,13 @@ pub fn attentions(simulator: &Simulator) {
     };
     let (mut far_out, mut far_lse) = (problem.room(0), problem.room(1));
     let forward = kernel("attention_64", 3).output(&mut far_out).output(&mut far_lse);
-    forward.value(a).dynamic(dynamic).run(grid, [128, 1, 1]);
+    let blocks = problem.blocks(Pass::Forward);
+    forward.value(a).dynamic(blocks.shared).run(grid, [blocks.threads, 1, 1]);
     assert!(far_out == out && far_lse == lse, "attention of far samples");
     let mut far_dq = problem.room(2);
     let backward = kernel("attention_backward_queries_64", 4);
     let backward = backward.input(&statistics[0]).input(&statistics[1]).output(&mut far_dq);
-    backward.value(a).dynamic(dynamic).run(grid, [128, 1, 1]);
+    let blocks = problem.blocks(Pass::Queries);
+    backward.value(a).dynamic(blocks.shared).run(grid, [blocks.threads, 1, 1]);
     assert!(far_dq == dq, "dq of far samples");
 }

@@ -6,6 +6,7 @@ mod argsort;
 mod attention;
 mod attention_bias;
 mod attention_merge;
+mod attention_problems;
 mod attention_rows;
 mod cast;
 mod compare;

@@ -1,10 +1,9 @@
 //! Names and sizes of the attention kernels.
 
+use ferrotron_cuda::attention::{Blocks, Pass};
+
 use crate::ops::attention::config::AttentionDropout;
 use crate::{DType, Error, Result};
-
-/// Rows of a tensor-core tile.
-pub(super) const ROWS: usize = 64;
 
 /// Head dims that tiles are made for; other heads take the next one. Above 64 at most a third of the products are with
 /// padding. More of them would take longer to compile, before the first step.
@@ -65,19 +64,11 @@ impl AttentionKernels {
         }
     }
 
-    /// Number of blocks for `rows` queries or keys.
-    pub(super) fn blocks(self, rows: usize) -> usize {
+    /// The blocks of `pass`, which is plain without a bias and without dropout.
+    pub(super) fn blocks(self, pass: Pass, plain: bool) -> Blocks {
         match self {
-            AttentionKernels::Tiles(_) => rows.div_ceil(ROWS),
-            AttentionKernels::Rows => rows.div_ceil(4),
-        }
-    }
-
-    /// Bytes of shared memory for `rows` rows of a tile; each row is padded by 8 elements.
-    pub(super) fn shared(self, rows: usize) -> usize {
-        match self {
-            AttentionKernels::Tiles(width) => rows * (width + 8) * 2,
-            AttentionKernels::Rows => 0,
+            AttentionKernels::Tiles(width) => Blocks::new(pass, width, plain),
+            AttentionKernels::Rows => Blocks { rows: 4, threads: 128, shared: 0 },
         }
     }
 
@@ -90,29 +81,5 @@ impl AttentionKernels {
             AttentionKernels::Rows => names!("attention_rows", ""),
         };
         names[pass as usize][usize::from(dropout.is_some())]
-    }
-}
-
-/// A pass of attention, named by its outputs.
-#[derive(Clone, Copy)]
-pub(super) enum Pass {
-    /// out and lse.
-    Forward,
-    /// dq.
-    Queries,
-    /// dk and dv.
-    Keys,
-    /// The gradient of the bias.
-    Bias,
-}
-
-impl Pass {
-    /// Number of matrix products for each tile: the scores, and those with the probabilities or their gradients.
-    pub(super) fn products(self) -> usize {
-        match self {
-            Pass::Forward | Pass::Bias => 2,
-            Pass::Queries => 3,
-            Pass::Keys => 4,
-        }
     }
 }
