@@ -95,7 +95,8 @@ const MUTANTS: &[Mutant] = mutants! {
     rows_between_not_added in "norm": "row < end; row += WARPS" => "row < end; row += 2 * WARPS";
     word_before_the_run_forgotten in "zero_bitmap": "first + k < at" => "first + k + 1 < at";
     ids_of_other_shards_first in "sort": "own < size ? own : size" => "own < size ? own : -1";
-    sum_of_every_position_of_an_id in "index": "if (first > 0 && keys[order[first - 1]] == key) return;" => "";
+    sum_of_every_position_of_an_id in "index": "if (!begins && first % CHUNK != 0) return;" => "";
+    runs_added_from_every_chunk in "index": "if (second > CHUNK && keys[order[second - CHUNK - 1]] == key) return;" => "";
     samples_along_y_forgotten in "attention_bias": " + blockIdx.y / heads}" => "}";
 
     head_stride_for_position_stride in "rotary": "(i64)position * r.position_stride" => "(i64)position * r.head_stride";
