@@ -10,7 +10,7 @@ use serde_json::json;
 /// Tokens of a chunk of the head at most.
 const CHUNK: usize = 8192;
 
-/// What is fused with a linear layer's products.
+/// The epilogues of a linear layer's products.
 #[derive(Clone, Copy, PartialEq)]
 enum Fused {
     Nothing,

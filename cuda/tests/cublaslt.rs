@@ -207,7 +207,7 @@ fn gelu_leaves_what_went_in() -> Result<()> {
     Ok(())
 }
 
-/// As above, times the derivative at numbers in wider rows, which stay as they are.
+/// Multiplies the product above by the derivative at numbers in wider rows, which stay as they are.
 #[test]
 fn the_derivative_of_gelu_is_a_factor() -> Result<()> {
     let Some(bench) = Bench::new(stand_in::stand_in("the_derivative_of_gelu_is_a_factor"))? else {

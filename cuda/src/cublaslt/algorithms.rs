@@ -19,7 +19,7 @@ use crate::cache_folder::CacheFolder;
 /// may be noise.
 const WORTHWHILE: f64 = 0.98;
 
-/// How the algorithm of a kind of product is chosen.
+/// The rule by which the algorithm of a kind of product is chosen.
 #[derive(Debug, Clone, Default)]
 pub enum AlgorithmChoice {
     /// The first that cuBLASLt's heuristic names.
@@ -42,7 +42,7 @@ pub struct AlgorithmFolder {
     folder: CacheFolder,
 }
 
-/// What a file says about a kind of product.
+/// The content of a kind of product's file.
 enum Kept {
     /// The index of the algorithm.
     Algorithm(usize),

@@ -35,7 +35,7 @@ const COSTLY: &[(&str, &str)] = &[
     ("zero_bitmap/zero_pack", "what a warp keeps begins at any element"),
 ];
 
-/// Of bank conflicts, 1 % of the wavefronts.
+/// The reason for bank conflicts that take 1 % of the wavefronts.
 const BESIDE: &str = "lse, delta and keys of a query lie side by side, and are stored singly";
 
 #[test]

@@ -63,7 +63,7 @@ fn trainer(
     Trainer::<Gpt>::on_mesh(&Scope::new(device, case.dtype, 1234), mesh, &case.model, config)
 }
 
-/// What a rank has told and holds, and kernels launched in the last step.
+/// The losses and weights of a rank, and the kernels launched in its last step.
 type Found = (Vec<(u64, f64, f64)>, Vec<f64>, u64);
 
 fn train(

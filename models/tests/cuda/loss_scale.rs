@@ -38,7 +38,7 @@ fn moving(config: &mut TrainerConfig) {
     .unwrap();
 }
 
-/// What is told of a step.
+/// The numbers that are told of a step.
 type Told = (u64, f64, u64, f64, f64, bool);
 
 fn told(report: &StepReport) -> Told {

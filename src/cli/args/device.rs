@@ -64,7 +64,7 @@ impl ExecutionArgs {
         }
     }
 
-    /// How the algorithms of matrix products are chosen. Errors if a CPU, which has one, was asked to choose.
+    /// The rule by which algorithms of matrix products are chosen. Errors if a CPU, which has one, was asked to choose.
     pub fn algorithms(&self, device: &DeviceArgs) -> Result<AlgorithmChoice> {
         match (self.autotune_gemm, device.place()?) {
             (false, _) => Ok(AlgorithmChoice::Heuristic),

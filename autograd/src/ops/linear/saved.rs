@@ -48,7 +48,7 @@ impl Gelu {
     }
 }
 
-/// What backward of a linear layer keeps.
+/// The state that a linear layer keeps for backward.
 pub struct SavedLinear {
     /// x, if dW is needed.
     pub x: Option<Saved>,
