@@ -3,6 +3,7 @@
 use super::numbers::numbers;
 use super::waits::trainer;
 use super::*;
+use ferrotron_cuda::gpu::GpuConfig;
 use ferrotron_models::batch_size::Rampup;
 use ferrotron_models::checkpoint::Checkpoint;
 use ferrotron_models::trainer::{ExecutionMode, ScheduleUnit, StepReport};
@@ -36,6 +37,14 @@ fn moving(config: &mut TrainerConfig) {
         ..LrScheduleConfig::default()
     })
     .unwrap();
+}
+
+/// A small model in f16 on a GPU of its own, whose scale and learning rate move.
+fn moving_trainer(gpu: &GpuConfig, execution: ExecutionMode) -> Result<Trainer<Gpt>> {
+    trainer(&half(), &Device::cuda(gpu)?, |config| {
+        moving(config);
+        config.execution = execution;
+    })
 }
 
 /// The numbers that are told of a step.
@@ -166,12 +175,7 @@ fn a_run_whose_gpu_adapts_the_loss_scale_goes_on_to_the_last_bit() -> Result<()>
     let test = "a_run_whose_gpu_adapts_the_loss_scale_goes_on_to_the_last_bit";
     let Some(gpu) = ferrotron_cuda_sim::gpu(test) else { return Ok(()) };
     for execution in [ExecutionMode::Eager, ExecutionMode::CudaGraph] {
-        let make = || {
-            trainer(&half(), &Device::cuda(&gpu)?, |config| {
-                moving(config);
-                config.execution = execution;
-            })
-        };
+        let make = || moving_trainer(&gpu, execution);
         let want = run(&mut make()?, 0..STEPS, |_| false)?;
         for after in [4, 9] {
             let folder = tempfile::tempdir().unwrap();
@@ -196,12 +200,7 @@ fn a_lost_step_behind_skipped_ones_is_taken_back() -> Result<()> {
     let test = "a_lost_step_behind_skipped_ones_is_taken_back";
     let Some(gpu) = ferrotron_cuda_sim::gpu(test) else { return Ok(()) };
     for execution in [ExecutionMode::Eager, ExecutionMode::CudaGraph] {
-        let make = || {
-            trainer(&half(), &Device::cuda(&gpu)?, |config| {
-                moving(config);
-                config.execution = execution;
-            })
-        };
+        let make = || moving_trainer(&gpu, execution);
         let (mut lost, mut fine) = (make()?, make()?);
         let want = run(&mut fine, 0..6, |_| true)?;
         assert!(want.skipped_samples > 0);

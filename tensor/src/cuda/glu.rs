@@ -1,6 +1,6 @@
 //! Launches gated linear units.
 
-use super::kernel;
+use super::kernel::{kernel, rows};
 use crate::{Result, Tensor};
 
 /// `y` (.., F) of `x` (.., 2F), both contiguous; `op` names the kernel.
@@ -24,9 +24,4 @@ pub(crate) fn backward(op: &'static str, x: &mut Tensor, dy: &Tensor) -> Result<
         .value(rows as u64)
         .value(width as u64)
         .run_rows(rows, width)
-}
-
-fn rows(y: &Tensor) -> (usize, usize) {
-    let width = y.dims().last().copied().unwrap_or(1);
-    (y.numel().checked_div(width).unwrap_or(0), width)
 }

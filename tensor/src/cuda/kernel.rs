@@ -225,3 +225,9 @@ pub(crate) fn layout(dims: &[usize], operands: &[&Tensor]) -> Result<Layout> {
     let strides: SmallVec<[&[isize]; 3]> = strides.iter().map(SmallVec::as_slice).collect();
     Layout::new(dims, &strides).map_err(Error::from_gpu)
 }
+
+/// The number and width of the rows along the last dim.
+pub(crate) fn rows(x: &Tensor) -> (usize, usize) {
+    let width = x.dims().last().copied().unwrap_or(1);
+    (x.numel().checked_div(width).unwrap_or(0), width)
+}

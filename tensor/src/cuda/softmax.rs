@@ -1,6 +1,6 @@
 //! Launches softmax and log-softmax.
 
-use super::kernel;
+use super::kernel::{kernel, rows};
 use crate::{Result, Tensor};
 
 /// `y` = softmax or log-softmax of the rows of `x`, selected by `op`; both contiguous.
@@ -23,9 +23,4 @@ pub(crate) fn backward(op: &'static str, y: &Tensor, dy: &mut Tensor) -> Result<
         .value(rows as u64)
         .value(width as u64)
         .run_rows(rows, width)
-}
-
-fn rows(x: &Tensor) -> (usize, usize) {
-    let width = x.dims().last().copied().unwrap_or(1);
-    (x.numel().checked_div(width).unwrap_or(0), width)
 }
