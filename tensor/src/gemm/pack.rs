@@ -93,33 +93,94 @@ unsafe fn copy_rows<V: Vector, S: Element<Acc = V::Scalar>>(task: &PackTask<V::S
         let from = task.from.cast::<S>().wrapping_offset(first as isize * step_stride);
         let next = together as isize * step_stride;
         for lane in (0..count).step_by(group) {
-            let mut from = from.wrapping_add(lane);
-            let mut to = to.wrapping_add(lane / width * panel_stride + first * width);
             let lanes = group.min(count - lane);
-            let whole = lanes / V::LANES * V::LANES;
-            let fetched = if far { lanes } else { 0 };
-            for _ in 0..steps {
-                for lane in (0..fetched).step_by(64 / size_of::<S>()) {
-                    fetch(from.wrapping_offset(next).wrapping_add(lane));
+            let part = PanelPart {
+                from: from.wrapping_add(lane),
+                step_stride,
+                next: far.then_some(next),
+                to: to.wrapping_add(lane / width * panel_stride + first * width),
+                width,
+                steps,
+            };
+            // SAFETY: source and panels hold `count` lanes, the panels rounded up to registers.
+            unsafe {
+                match lanes / V::LANES {
+                    _ if lanes % V::LANES > 0 || width < V::LANES => {
+                        part.copy_lanes::<V>(lanes, panel_stride)
+                    }
+                    1 => part.copy_registers::<V, 1>(),
+                    2 => part.copy_registers::<V, 2>(),
+                    3 => part.copy_registers::<V, 3>(),
+                    _ => part.copy_lanes::<V>(lanes, panel_stride),
                 }
-                // SAFETY: source and panels hold `count` lanes, the panels rounded up to registers.
-                unsafe {
-                    if width < V::LANES {
-                        let vector =
-                            if whole > 0 { V::widen(from) } else { V::widen_first(from, lanes) };
-                        vector.store_halves(to, to.add(panel_stride));
-                    } else {
-                        for lane in (0..whole).step_by(V::LANES) {
-                            V::widen(from.add(lane)).store(to.add(lane));
-                        }
-                        if whole < lanes {
-                            let rest = V::widen_first(from.add(whole), lanes - whole);
-                            rest.store(to.add(whole));
-                        }
+            }
+        }
+    }
+}
+
+/// Some steps of a panel, or of two of half a register, and the rows that they are copied from.
+struct PanelPart<S, T> {
+    from: *const S,
+    step_stride: isize,
+    /// Elements from a row to the one that is fetched while it is copied.
+    next: Option<isize>,
+    to: *mut T,
+    width: usize,
+    steps: usize,
+}
+
+impl<S: Element> PanelPart<S, S::Acc> {
+    /// Copies panels of `N` registers.
+    #[inline(always)]
+    unsafe fn copy_registers<V: Vector<Scalar = S::Acc>, const N: usize>(self) {
+        let PanelPart { mut from, mut to, .. } = self;
+        for _ in 0..self.steps {
+            self.fetch_next(from, N * V::LANES);
+            // SAFETY: the caller's promise.
+            unsafe {
+                for i in 0..N {
+                    V::widen(from.add(i * V::LANES)).store(to.add(i * V::LANES));
+                }
+            }
+            from = from.wrapping_offset(self.step_stride);
+            to = to.wrapping_add(self.width);
+        }
+    }
+
+    /// Copies `lanes` lanes, of which the last register may have few, or of which two panels of `width` have a half each.
+    #[inline(always)]
+    unsafe fn copy_lanes<V: Vector<Scalar = S::Acc>>(self, lanes: usize, panel_stride: usize) {
+        let PanelPart { mut from, mut to, width, .. } = self;
+        let whole = lanes / V::LANES * V::LANES;
+        for _ in 0..self.steps {
+            self.fetch_next(from, lanes);
+            // SAFETY: the caller's promise.
+            unsafe {
+                if width < V::LANES {
+                    let vector =
+                        if whole > 0 { V::widen(from) } else { V::widen_first(from, lanes) };
+                    vector.store_halves(to, to.add(panel_stride));
+                } else {
+                    for lane in (0..whole).step_by(V::LANES) {
+                        V::widen(from.add(lane)).store(to.add(lane));
+                    }
+                    if whole < lanes {
+                        let rest = V::widen_first(from.add(whole), lanes - whole);
+                        rest.store(to.add(whole));
                     }
                 }
-                from = from.wrapping_offset(step_stride);
-                to = to.wrapping_add(width);
+            }
+            from = from.wrapping_offset(self.step_stride);
+            to = to.wrapping_add(width);
+        }
+    }
+
+    /// Fetches so many lanes of the row that is to be fetched while the one at `from` is copied.
+    #[inline(always)]
+    fn fetch_next(&self, from: *const S, lanes: usize) {
+        if let Some(next) = self.next {
+            for lane in (0..lanes).step_by(64 / size_of::<S>()) {
+                fetch(from.wrapping_offset(next).wrapping_add(lane));
             }
         }
     }

@@ -4,6 +4,9 @@
 //! numbers from one counter; before its first work of a new phase a thread waits until all work of
 //! the phases before is done. Only work that some thread is in the midst of is ever waited for, so
 //! nothing can hang, and one thread alone finishes everything if the others are busy elsewhere.
+//!
+//! A number drawn for packing entitles to one piece. Each thread begins with the pieces of its own part of the panels, which
+//! are the same in every product: lines of the cache that another core has read or written are three times as slow to write.
 
 use super::stream::FEW;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -73,6 +76,8 @@ struct List<'a, W> {
     done: AtomicUsize,
     /// Threads that have come.
     arrived: AtomicUsize,
+    /// The next number to pack in each thread's part; none for one thread.
+    parts: Vec<AtomicUsize>,
 }
 
 /// Does all work with `threads` threads of the current rayon pool; threads are numbered from 0 as they come.
@@ -81,7 +86,9 @@ struct List<'a, W> {
 /// Pieces of one phase may be done at the same time.
 pub(super) unsafe fn run<W: Work>(threads: usize, work: &W) {
     let [drawn, done, arrived] = [const { AtomicUsize::new(0) }; 3];
-    fan_out(threads, &List { work, drawn, done, arrived });
+    let parts = if threads > 1 { threads } else { 0 };
+    let parts = (0..parts).map(|_| AtomicUsize::new(0)).collect();
+    fan_out(threads, &List { work, drawn, done, arrived, parts });
 }
 
 /// Lets `threads` threads draw from the list; returns when it is done.
@@ -126,16 +133,32 @@ impl<W: Work> List<'_, W> {
             if !std::mem::replace(&mut entered, true) {
                 self.work.enter();
             }
-            let number = number - phase.start;
-            // SAFETY: each number is drawn once, and the phases before are done.
+            // SAFETY: each number is drawn once and entitles to one piece, and the phases before are done.
             unsafe {
                 match phase.packing {
-                    true => self.work.pack(phase.block, number),
-                    false => self.work.compute(phase.block, number, thread),
+                    true => self.work.pack(phase.block, self.piece_to_pack(phase, number)),
+                    false => self.work.compute(phase.block, number - phase.start, thread),
                 }
             }
             self.done.fetch_add(1, Ordering::Release);
         }
+    }
+
+    /// Takes the piece of a phase of packing to which a drawn number entitles: one of this thread's part if any is left.
+    fn piece_to_pack(&self, phase: Phase, number: usize) -> usize {
+        let count = self.parts.len();
+        if count == 0 {
+            return number - phase.start;
+        }
+        let own = rayon::current_thread_index().unwrap_or(0);
+        let taken = (own..own + count).find_map(|part| {
+            let part = part % count;
+            let [first, end] = [part, part + 1].map(|part| phase.start + part * phase.len / count);
+            let next = |next: usize| (next.max(first) < end).then(|| next.max(first) + 1);
+            let before = self.parts[part].fetch_update(Ordering::Relaxed, Ordering::Relaxed, next);
+            before.ok().map(|before| before.max(first) - phase.start)
+        });
+        taken.expect("as many numbers are drawn as there are pieces")
     }
 
     fn phase(&self, block: CacheBlock, packing: bool, start: usize) -> Phase {
@@ -164,5 +187,60 @@ impl<W: Work> List<'_, W> {
             index[axis] = 0;
         }
         None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Counts how often each piece of each cache block is done.
+    struct Counts {
+        pieces: [usize; 2],
+        done: [Vec<AtomicUsize>; 2],
+    }
+
+    impl Counts {
+        fn count(&self, computing: usize, block: CacheBlock, number: usize) {
+            let [.., k] = block.index;
+            let at = k * self.pieces[computing] + number;
+            assert!(number < self.pieces[computing], "piece {number} of {:?}", self.pieces);
+            self.done[computing][at].fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    impl Work for Counts {
+        fn cache_blocks(&self) -> [usize; 3] {
+            [1, 1, 5]
+        }
+        fn packing_pieces(&self, _: CacheBlock) -> usize {
+            self.pieces[0]
+        }
+        fn computing_pieces(&self, _: CacheBlock) -> usize {
+            self.pieces[1]
+        }
+        unsafe fn pack(&self, block: CacheBlock, number: usize) {
+            self.count(0, block, number);
+        }
+        unsafe fn compute(&self, block: CacheBlock, number: usize, _: usize) {
+            self.count(1, block, number);
+        }
+    }
+
+    #[test]
+    fn threads_do_each_piece_once() {
+        for threads in [1, 2, 3, 7] {
+            let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+            for pieces in [[0, 1], [1, 1], [2, 1], [5, 3], [40, 8]] {
+                for _ in 0..20 {
+                    let done = pieces.map(|pieces| (0..5 * pieces).map(|_| 0.into()).collect());
+                    let counts = Counts { pieces, done };
+                    // SAFETY: pieces only count.
+                    pool.install(|| unsafe { run(threads, &counts) });
+                    let once = |count: &AtomicUsize| count.load(Ordering::Relaxed) == 1;
+                    assert!(counts.done.iter().flatten().all(once), "{threads} {pieces:?}");
+                }
+            }
+        }
     }
 }
