@@ -8,13 +8,16 @@ use crate::context::Context;
 use crate::cubin_cache::CubinCache;
 use crate::cublaslt::{AlgorithmChoice, CublasLt, Matmul};
 use crate::device_scalars::{BadIndex, DeviceScalars, StepCell};
-use crate::kernels::ElementType;
+use crate::kernels::{ElementType, WARPGROUPS};
 use crate::launch::Launch;
 use crate::library::Search;
 use crate::modules::{Function, Modules};
 use crate::nvrtc::{Architecture, Nvrtc};
 use crate::stream::Stream;
 use crate::uploads::PinnedUploadPool;
+
+/// The first version of NVRTC that compiles products of warpgroups.
+const COMPILES_WARPGROUPS: (u32, u32) = (12, 0);
 
 /// Options to find and use a [`Gpu`].
 #[derive(Debug, Clone)]
@@ -27,6 +30,8 @@ pub struct GpuConfig {
     pub cache: CubinCache,
     /// Choice among the algorithms of matrix products.
     pub algorithms: AlgorithmChoice,
+    /// Whether kernels use products of warpgroups where the GPU has them; without, they are those of other GPUs.
+    pub warpgroups: bool,
 }
 
 impl GpuConfig {
@@ -34,7 +39,13 @@ impl GpuConfig {
     /// names first.
     pub fn new(ordinal: usize) -> GpuConfig {
         let (search, cache) = (Search::from_environment(), CubinCache::for_user());
-        GpuConfig { ordinal, search, cache, algorithms: AlgorithmChoice::Heuristic }
+        GpuConfig {
+            ordinal,
+            search,
+            cache,
+            algorithms: AlgorithmChoice::Heuristic,
+            warpgroups: true,
+        }
     }
 }
 
@@ -51,6 +62,7 @@ pub struct Gpu {
     scalars: DeviceScalars,
     launches: AtomicU64,
     product_launches: AtomicU64,
+    warpgroups: bool,
 }
 
 impl Gpu {
@@ -60,9 +72,12 @@ impl Gpu {
     pub fn new(config: &GpuConfig, rows: String) -> Result<Gpu> {
         let context = Context::new(&config.search, config.ordinal)?;
         let nvrtc = Nvrtc::load(&config.search)?;
+        let warpgroups = config.warpgroups
+            && context.architecture() == WARPGROUPS
+            && nvrtc.version() >= COMPILES_WARPGROUPS;
         let modules = Some(Modules::new(&context, nvrtc, config.cache.clone(), rows));
         let products = CublasLt::new(&config.search, &context, config.algorithms.clone())?;
-        Self::from_parts(context, modules, products)
+        Self::from_parts(context, modules, products, warpgroups)
     }
 
     /// A fake GPU of `architecture` that executes nothing; used to estimate memory. It needs no library, and its work
@@ -70,13 +85,14 @@ impl Gpu {
     pub fn fake(architecture: Architecture) -> Result<Gpu> {
         let context = Context::fake(architecture);
         let products = CublasLt::fake(&context)?;
-        Self::from_parts(context, None, products)
+        Self::from_parts(context, None, products, architecture == WARPGROUPS)
     }
 
     fn from_parts(
         context: Arc<Context>,
         modules: Option<Modules>,
         products: CublasLt,
+        warpgroups: bool,
     ) -> Result<Gpu> {
         let (compute, copies) = (Stream::new(&context)?, Stream::new(&context)?);
         let (cells, uploads) =
@@ -92,7 +108,13 @@ impl Gpu {
             scalars: cells,
             launches,
             product_launches,
+            warpgroups,
         })
+    }
+
+    /// Whether kernels use products of warpgroups.
+    pub fn uses_warpgroups(&self) -> bool {
+        self.warpgroups
     }
 
     /// Returns whether the GPU is fake.

@@ -59,7 +59,7 @@ const MUTANTS: &[Mutant] = mutants! {
     first_keys_of_a_window_skipped in "attention": "key + count > any.start" => "key > any.start";
     queries_at_the_diagonal_skipped in "attention": "lower.end > own_first)" => "lower.end > own_first + OWN)";
     heads_of_the_group_forgotten in "attention": "++head == last_head" => "++head <= last_head";
-    keys_behind_the_diagonal_not_masked in "attention": "|| upper.end < own_first + OWN" => "";
+    keys_behind_the_diagonal_not_masked in "attention": "|| upper.end <= own_last" => "";
     minus_infinity_subtracted in "attention": "== -real::infinity<float>() ? 0.0f : lse * UNIT;" => "== -real::infinity<float>() ? lse : lse * UNIT;";
     first_tile_of_queries_forgotten in "attention": "behind / QUERIES * QUERIES" => "(behind / QUERIES + 1) * QUERIES";
     wrong_group in "attention": "head * a.groups / a.heads" => "head % a.groups";
