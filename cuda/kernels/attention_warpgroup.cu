@@ -2,7 +2,7 @@
 // softmax are the same text; tiles lie otherwise in shared memory, and four warps multiply together.
 //
 // A warpgroup has 64 rows. A block has two, which share the tiles of the other operand, and a multiprocessor has two blocks, so
-// that products of one warpgroup run while others compute exponentials.
+// that products of one warpgroup run while others compute exponentials; one, where gradients take the registers of both.
 
 constexpr bool BIASED = false;
 

@@ -3,8 +3,8 @@
 //
 // A tile lies in shared memory as blocks of 64 columns, or of 32 where D is no multiple of 64. A row of a block has 128 or 64
 // bytes, whose parts of 16 bytes are exchanged so that 8 adjacent rows, of one part, share no bank: bits 4 to 6 of an
-// address (4 and 5) are xored with bits 7 to 9 (7 and 8). Tiles therefore begin at multiples of 1024 bytes. Products read the
-// same tile either way: with rows that are summed over (D rows of values), or columns (D columns of keys).
+// address (4 and 5) are xored with bits 7 to 9 (7 and 8). Tiles therefore begin at multiples of 1024 bytes. A product
+// sums over the columns of such a tile, of keys for scores, or over its rows, of values for results.
 
 #undef DYNAMIC_ALIGNMENT
 #define DYNAMIC_ALIGNMENT 1024
@@ -74,7 +74,7 @@ template <int D, int ROWS> INLINE int to_column(int column) { return column / RO
 // Waits until c is there: all products but the last LATER are complete.
 template <int LATER, int N> INLINE void finish(float (*c)[N][4]) {
     products_wait<LATER>();
-    settle<8 * N>(c[0]);
+    settle(c[0]);
 }
 
 // Starts c (64, 8 N) = a (64, D) b (8 N, D)^T, with b in shared memory; `finish` completes it.
@@ -100,6 +100,8 @@ template <int D, int N, int M> INLINE void multiply_fragments(float (*c)[D / 8][
     for (int k = 0; k < N; k += 2)
 #pragma unroll
         for (int i = 0; i < 4; i++) left[k / 2][i] = packed(T(), p[0][k + i / 2][i % 2 * 2], p[0][k + i / 2][i % 2 * 2 + 1]);
+    settle(left);
+    settle(c[0]);
     products_begin();
 #pragma unroll
     for (int k = 0; k < N; k += 2) multiply_group<D, true>(T(), c[0], left[k / 2], moved(right, k * 8 * ROW_STEP<D>), true);

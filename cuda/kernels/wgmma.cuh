@@ -12,11 +12,17 @@ INLINE void products_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "mem
 INLINE void products_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 // Waits until all but the last N groups have completed.
 template <int N> INLINE void products_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory"); }
-// Keeps the compiler from using accumulators before the wait that precedes.
-template <int N> INLINE void settle(float (*c)[4]) {
+// Keeps the compiler from moving accesses to fragments past this place: of results before the wait that precedes, of operands
+// behind the `products_begin` that follows.
+template <int N> INLINE void settle(float (&c)[N][4]) {
 #pragma unroll
-    for (int n = 0; n < N / 8; n++)
+    for (int n = 0; n < N; n++)
         asm volatile("" : "+f"(c[n][0]), "+f"(c[n][1]), "+f"(c[n][2]), "+f"(c[n][3])::"memory");
+}
+template <int N> INLINE void settle(u32 (&a)[N][4]) {
+#pragma unroll
+    for (int n = 0; n < N; n++)
+        asm volatile("" : "+r"(a[n][0]), "+r"(a[n][1]), "+r"(a[n][2]), "+r"(a[n][3])::"memory");
 }
 
 #define FRAGMENT(n) "+f"(c[n][0]), "+f"(c[n][1]), "+f"(c[n][2]), "+f"(c[n][3])

@@ -120,7 +120,7 @@ template <int N> UNCHECKED void products_wait() {
     }
     me.n_products = kept;
 }
-template <int N> void settle(float (*)[4]) {}
+template <class Fragments> void settle(Fragments&) {}
 template <int N, bool TRANSPOSED, class H> void multiply_group(H, float (*c)[4], u64 left, u64 right, bool sum) {
     cusim::start_product<H>(c[0], N, nullptr, {.left = left, .right = right, .sum = sum, .transposed = TRANSPOSED});
 }

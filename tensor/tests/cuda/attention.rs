@@ -1,5 +1,6 @@
 //! Attention, its gradients and the joining of blocks of keys.
 
+use ferrotron_cuda::gpu::GpuConfig;
 use ferrotron_tensor::ops::attention::{
     AttentionConfig, AttentionDropout, AttentionMask, attention, attention_backward,
     attention_backward_bias, attention_backward_packed, merge_attention, split_packed,
