@@ -4,7 +4,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use crate::cubin_cache::{CubinCache, Key};
-use crate::kernels::{ElementType, FILES, KernelSource, WARPGROUPS};
+use crate::kernels::{ElementType, FILES, KernelSource, WARPGROUPS, compiles_warpgroups};
 use crate::nvrtc::{Architecture, Nvrtc};
 use crate::{Error, Result};
 
@@ -69,7 +69,9 @@ pub fn all_cubins(
         FILES.iter().flat_map(|file| file.types.iter().map(move |&element| (file, element)));
     let jobs: Vec<(&KernelSource, ElementType, Architecture)> = kinds
         .flat_map(|(file, element)| architectures.iter().map(move |&one| (file, element, one)))
-        .filter(|(file, _, architecture)| file.options(*architecture).is_some())
+        .filter(|&(file, _, architecture)| {
+            !file.uses_warpgroups() || compiles_warpgroups(architecture, nvrtc.version())
+        })
         .collect();
     let (next, failed) = (AtomicUsize::new(0), Mutex::new(None));
     let count = AtomicUsize::new(0);

@@ -8,16 +8,13 @@ use crate::context::Context;
 use crate::cubin_cache::CubinCache;
 use crate::cublaslt::{AlgorithmChoice, CublasLt, Matmul};
 use crate::device_scalars::{BadIndex, DeviceScalars, StepCell};
-use crate::kernels::{ElementType, WARPGROUPS};
+use crate::kernels::{ElementType, WARPGROUPS, compiles_warpgroups};
 use crate::launch::Launch;
 use crate::library::Search;
 use crate::modules::{Function, Modules};
 use crate::nvrtc::{Architecture, Nvrtc};
 use crate::stream::Stream;
 use crate::uploads::PinnedUploadPool;
-
-/// The first version of NVRTC that compiles products of warpgroups.
-const COMPILES_WARPGROUPS: (u32, u32) = (12, 0);
 
 /// Options to find and use a [`Gpu`].
 #[derive(Debug, Clone)]
@@ -72,9 +69,8 @@ impl Gpu {
     pub fn new(config: &GpuConfig, rows: String) -> Result<Gpu> {
         let context = Context::new(&config.search, config.ordinal)?;
         let nvrtc = Nvrtc::load(&config.search)?;
-        let warpgroups = config.warpgroups
-            && context.architecture() == WARPGROUPS
-            && nvrtc.version() >= COMPILES_WARPGROUPS;
+        let warpgroups =
+            config.warpgroups && compiles_warpgroups(context.architecture(), nvrtc.version());
         let modules = Some(Modules::new(&context, nvrtc, config.cache.clone(), rows));
         let products = CublasLt::new(&config.search, &context, config.algorithms.clone())?;
         Self::from_parts(context, modules, products, warpgroups)

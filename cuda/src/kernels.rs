@@ -94,6 +94,11 @@ impl ElementType {
 /// The architecture whose tensor cores multiply for four warps together: Hopper.
 pub const WARPGROUPS: Architecture = Architecture { major: 9, minor: 0 };
 
+/// Whether NVRTC of this version compiles products of warpgroups for a GPU.
+pub(crate) fn compiles_warpgroups(architecture: Architecture, nvrtc: (u32, u32)) -> bool {
+    architecture == WARPGROUPS && nvrtc >= (12, 0)
+}
+
 /// A file of kernels.
 #[derive(Debug, Clone, Copy)]
 pub struct KernelSource {

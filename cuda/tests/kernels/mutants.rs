@@ -158,9 +158,9 @@ const RACES: &[Mutant] = mutants! {
         "    __syncthreads();\n    row = (u64)blockIdx.y" => "    row = (u64)blockIdx.y";
     run_read_before_it_is_written in "argsort": "widen(x[row + own]);\n    __syncthreads();" => "widen(x[row + own]);";
     keys_not_waited_for in "attention":
-        "copy_wait<0>();\n        __syncthreads();  // the keys are there" => "__syncthreads();  // the keys are there";
+        "copy_wait<0>();\n        show_tiles();\n        __syncthreads();  // the keys are there" => "__syncthreads();  // the keys are there";
     values_not_waited_for in "attention":
-        "copy_wait<0>();\n        __syncthreads();  // the values are there" => "__syncthreads();  // the values are there";
+        "copy_wait<0>();\n            __syncthreads();  // the values are there" => "__syncthreads();  // the values are there";
     values_overwritten_before_they_are_read in "attention":
         "__syncthreads();  // the keys are there, and the values before have been read" => "";
     keys_overwritten_before_they_are_read in "attention":
@@ -178,7 +178,7 @@ const RACES: &[Mutant] = mutants! {
     queries_of_the_stage_before_not_read in "attention":
         "__syncthreads();  // these queries are there, and those before have been read" => "";
     queries_not_waited_for in "attention":
-        "copy_wait<0>();\n        __syncthreads();  // these queries" => "__syncthreads();  // these queries";
+        "copy_wait<0>();\n        show_tiles();\n        __syncthreads();  // these queries" => "__syncthreads();  // these queries";
     row_read_before_its_warp_has_written_it in "attention_rows": "__syncwarp();" => "";
     counts_added_before_all_are_there in "zero_bitmap": "    __syncthreads();\n    i64 before" => "    i64 before";
     factors_read_before_they_are_written in "adafactor": "    __syncthreads();\n" => "";
