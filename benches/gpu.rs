@@ -8,7 +8,7 @@
 #[path = "gpu/algorithms.rs"]
 mod algorithms;
 
-use ferrotron::cuda::gpu::GpuConfig;
+use ferrotron::cuda::gpu::{Gpu, GpuConfig};
 use ferrotron::tensor::ops::adamw::{AdamW, adamw};
 use ferrotron::tensor::ops::attention::{
     AttentionConfig, attention, attention_backward_packed, split_packed,
@@ -125,7 +125,17 @@ fn products(device: &Device) -> Result<()> {
     Ok(())
 }
 
+/// Measures attention; on Hopper also with the kernels of other GPUs, `mma.sync`.
 fn attentions(device: &Device) -> Result<()> {
+    attention_of(device, "attention")?;
+    if device.gpu().is_some_and(Gpu::uses_warpgroups) {
+        let other = Device::cuda(&GpuConfig { warpgroups: false, ..GpuConfig::new(0) })?;
+        attention_of(&other, "attention, mma.sync")?;
+    }
+    Ok(())
+}
+
+fn attention_of(device: &Device, name: &str) -> Result<()> {
     for (batch, positions, heads, width) in
         [(32, 1024, 12, 64), (16, 1024, 25, 64), (8, 2048, 24, 96), (8, 2048, 16, 128)]
     {
@@ -135,7 +145,7 @@ fn attentions(device: &Device) -> Result<()> {
         let (out, lse) = attention(&q, &k, &v, &config)?;
         // Two products of the lower triangle; backward has five.
         let product = (batch * heads * positions * positions * width) as f64;
-        let name = format!("attention {batch} x {positions} x {heads} x {width}");
+        let name = format!("{name} {batch} x {positions} x {heads} x {width}");
         report(device, &format!("{name} forward"), teraflops(2.0 * product), || {
             attention(&q, &k, &v, &config).map(drop)
         })?;

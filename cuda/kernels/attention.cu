@@ -19,6 +19,7 @@ constexpr bool BIASED = false;
 #include "philox.cuh"
 #include "attention.cuh"
 #include "mma.cuh"
+#include "attention_warps.cuh"
 #include "attention_tiles.cuh"
 #include "attention_scores.cuh"
 #include "attention_forward.cuh"

@@ -3,15 +3,18 @@
 
 template <int D, class Drops>
 INLINE void backward_queries(const T* q, const T* k, const T* v, const T* dout, const float* lse, const float* delta, T* dq, const Attention& a, Drops drops) {
-    constexpr int M = 2, OWN = 16 * M, QUERIES = 4 * OWN, KEYS = 32, N = KEYS / 8, TILE = D + PAD;
+    constexpr int M = MOST_ROWS, OWN = 16 * M, QUERIES = BLOCK_WARPS * OWN, KEYS = WARPGROUPS ? 64 : 32, N = KEYS / 8;
+    constexpr int TILE = ROW_SIZE<D>;
     // Keys of the next tile are copied while those of this one are multiplied, values too if there is room.
-    constexpr int VALUES = D == 128 ? 1 : 2;
-    constexpr bool HELD = D == 64 && !BIASED && !Drops::DRAWS;
+    constexpr int VALUES = D == 128 && !WARPGROUPS ? 1 : 2;
+    // Queries and dout stay in registers where these suffice. Narrow heads leave them to a second block of warpgroups.
+    constexpr bool HELD = (D == 64) != WARPGROUPS && !BIASED && !Drops::DRAWS, BOTH_HELD = HELD && D < 128;
     DYNAMIC_SHARED(T, memory);
     T *q_tile = memory, *dout_tile = q_tile + QUERIES * TILE, *k_tiles = dout_tile + QUERIES * TILE, *v_tiles = k_tiles + 2 * KEYS * TILE;
     SHARED(Keys, seen_tile, QUERIES);
     const int lane = threadIdx.x & 31, warp = warp_number();
     const int first = (gridDim.x - 1 - blockIdx.x) * QUERIES, own_first = first + warp * OWN, row = own_first + lane / 4;
+    const int together = warp / TOGETHER * TOGETHER * OWN;  // the first row that is multiplied with this warp's
     const i64 head = blockIdx.y, batch = blockIdx.z, group = head * a.groups / a.heads;
     q += batch * a.q[0] + head * a.q[2];
     k += batch * a.k[0] + group * a.k[2];
@@ -32,7 +35,7 @@ INLINE void backward_queries(const T* q, const T* k, const T* v, const T* dout, 
     load_values(begin, 0);
     copy_commit();
     if (threadIdx.x < QUERIES) seen_tile[threadIdx.x] = keys_seen(a, batch, first + threadIdx.x);
-    const KeysOfRows own(a, batch, own_first, OWN);
+    const KeysOfRows own(a, batch, first + together, TOGETHER * OWN);
     float row_lse[M][2], row_delta[M][2];
 #pragma unroll
     for (int i = 0; i < 2 * M; i++) {
@@ -40,7 +43,8 @@ INLINE void backward_queries(const T* q, const T* k, const T* v, const T* dout, 
         row_lse[i / 2][i % 2] = subtracted(lse[at]);
         row_delta[i / 2][i % 2] = delta[at];
     }
-    Rows<D, M, HELD> queries(q_tile + warp * OWN * TILE), douts(dout_tile + warp * OWN * TILE);
+    Rows<D, M, HELD, QUERIES> queries(q_tile + together * ROW_STEP<D>);
+    Rows<D, M, BOTH_HELD, QUERIES> douts(dout_tile + together * ROW_STEP<D>);
     if (HELD) {
         copy_wait<0>();
         __syncthreads();
@@ -51,6 +55,7 @@ INLINE void backward_queries(const T* q, const T* k, const T* v, const T* dout, 
     for (int key = begin, stage = 0; key < end; key += KEYS, stage ^= 1) {
         const bool active = uniform(own.see(key, KEYS));
         copy_wait<0>();
+        show_tiles();
         __syncthreads();  // these keys and values are there, and those before have been read
         load_keys(key + KEYS, stage ^ 1);
         if (VALUES == 2) load_values(key + KEYS, stage ^ 1);
@@ -63,6 +68,8 @@ INLINE void backward_queries(const T* q, const T* k, const T* v, const T* dout, 
         float s[M][N][4] = {}, dp[M][N][4] = {};
         multiply_rows<D, N, M>(s, queries, k_tile);
         multiply_rows<D, N, M>(dp, douts, v_tiles + stage % VALUES * KEYS * TILE);
+        finish<1>(s);
+        finish<0>(dp);
         if (VALUES == 1) {
             __syncthreads();  // the values have been read
             load_values(key + KEYS, 0);
@@ -84,6 +91,7 @@ INLINE void backward_queries(const T* q, const T* k, const T* v, const T* dout, 
                 },
                 [&](int n, int e) { return drops.factor(kept[m], 4 * n + e); });
         multiply_fragments<D, N, M>(result, dp, k_tile);
+        finish<0>(result);
     }
     copy_wait<0>();
 #pragma unroll
@@ -96,16 +104,18 @@ INLINE void backward_queries(const T* q, const T* k, const T* v, const T* dout, 
 template <int D, class Drops>
 INLINE void backward_keys(const T* q, const T* k, const T* v, const T* dout, const float* lse, const float* delta, T* dk, T* dv, const Attention& a, Drops drops) {
     // Keys and values stay in registers, where these suffice, and leave shared memory to tiles of queries.
-    constexpr bool HELD = !BIASED && !Drops::DRAWS;
-    constexpr int M = D == 64 ? 2 : 1, OWN = 16 * M, WARPS = HELD && M == 1 ? 8 : 4, KEYS = OWN * WARPS;
-    constexpr int QUERIES = HELD ? 64 : 32, SUB = 16, N = SUB / 8, TILE = D + PAD;
+    constexpr bool HELD = (D == 64 || !WARPGROUPS) && !BIASED && !Drops::DRAWS;
+    constexpr int M = D == 64 ? MOST_ROWS : 1, OWN = 16 * M, WARPS = HELD && M == 1 ? 8 : BLOCK_WARPS, KEYS = OWN * WARPS;
+    constexpr int QUERIES = HELD || WARPGROUPS ? 64 : 32, SUB = WARPGROUPS ? QUERIES : 16, N = SUB / 8, TILE = ROW_SIZE<D>;
     static_assert(!HELD || KEYS == 2 * QUERIES, "two stages of queries take the room of keys and values");
     DYNAMIC_SHARED(T, memory);
     T *k_tile = memory, *v_tile = k_tile + KEYS * TILE, *stages = HELD ? memory : v_tile + KEYS * TILE;
     struct Statistics { float lse, delta; Keys seen; };
     SHARED(Statistics, statistics_tile, 2 * QUERIES);
     const int lane = threadIdx.x & 31, warp = warp_number();
-    const int first = blockIdx.x * KEYS, own_first = first + warp * OWN, row = own_first + lane / 4;
+    const int first = blockIdx.x * KEYS, row = first + warp * OWN + lane / 4;
+    const int together = warp / TOGETHER * TOGETHER * OWN;  // the first row that is multiplied with this warp's
+    const int own_first = first + together, own_last = own_first + TOGETHER * OWN - 1;
     const i64 group = blockIdx.y, batch = blockIdx.z;
     k += batch * a.k[0] + group * a.k[2];
     v += batch * a.v[0] + group * a.v[2];
@@ -151,7 +161,7 @@ INLINE void backward_keys(const T* q, const T* k, const T* v, const T* dout, con
         }
     };
     float dk_sum[M][D / 8][4] = {}, dv_sum[M][D / 8][4] = {};
-    Rows<D, M, HELD> keys(k_tile + warp * OWN * TILE), values(v_tile + warp * OWN * TILE);
+    Rows<D, M, HELD, KEYS> keys(k_tile + together * ROW_STEP<D>), values(v_tile + together * ROW_STEP<D>);
     if (HELD) {
         copy_wait<0>();
         __syncthreads();
@@ -159,7 +169,7 @@ INLINE void backward_keys(const T* q, const T* k, const T* v, const T* dout, con
         values.hold();
         __syncthreads();  // keys and values have been read
     }
-    bool more = advance(head, query);
+    bool more = uniform(advance(head, query));  // so that stages are the same for all lanes, too
     if (more) {
         load(head, query, 0);
         put(statistic(head, query), query, 0);
@@ -167,9 +177,10 @@ INLINE void backward_keys(const T* q, const T* k, const T* v, const T* dout, con
     copy_commit();
     for (int stage = 0; more; stage ^= 1) {
         copy_wait<0>();
+        show_tiles();
         __syncthreads();  // these queries are there, and those before have been read
         int next_head = head, next_query = query;
-        more = advance(next_head, next_query);
+        more = uniform(advance(next_head, next_query));
         float next = 0;
         if (more) {
             load(next_head, next_query, stage ^ 1);
@@ -182,15 +193,17 @@ INLINE void backward_keys(const T* q, const T* k, const T* v, const T* dout, con
             const Statistics* of = statistics_tile + stage * QUERIES + sub;
             const Keys upper = of[0].seen, lower = of[SUB - 1].seen;
             const bool partial = lower.end == 0;  // the last may be out of bounds
-            if (!uniform(upper.start < own_first + OWN && (partial || lower.end > own_first))) continue;
+            if (!uniform(upper.start <= own_last && (partial || lower.end > own_first))) continue;
             // Unless every query sees every key of this warp.
-            const bool masked = uniform(partial || lower.start > own_first || upper.end < own_first + OWN);
+            const bool masked = uniform(partial || lower.start > own_first || upper.end <= own_last);
             u32 kept[M];
 #pragma unroll
             for (int m = 0; m < M; m++) kept[m] = drops.template rows_of_keys<N>(batch, head, row + 16 * m, query + sub + lane % 4 * 2);
             float s[M][N][4] = {}, dp[M][N][4] = {};
             multiply_rows<D, N, M>(s, keys, q_tile + sub * TILE);
             multiply_rows<D, N, M>(dp, values, dout_tile + sub * TILE);
+            finish<1>(s);
+            finish<0>(dp);
 #pragma unroll
             for (int m = 0; m < M; m++)
                 score_gradients<N, true>(
@@ -206,6 +219,8 @@ INLINE void backward_keys(const T* q, const T* k, const T* v, const T* dout, con
                     [&](int n, int e) { return drops.factor(kept[m], 4 * n + e); });
             multiply_fragments<D, N, M>(dv_sum, s, dout_tile + sub * TILE);
             multiply_fragments<D, N, M>(dk_sum, dp, q_tile + sub * TILE);
+            finish<1>(dv_sum);
+            finish<0>(dk_sum);
         }
         if (more) put(next, next_query, stage ^ 1);
         head = next_head;
@@ -216,7 +231,11 @@ INLINE void backward_keys(const T* q, const T* k, const T* v, const T* dout, con
     dv += batch * a.dv[0] + group * a.dv[2];
 #pragma unroll
     for (int m = 0; m < M; m++) {
-        store_rows<D>(dk, a.dk[1], own_first + 16 * m, a.keys, a.width, dk_sum[m], (float)a.scale, (float)a.scale);
-        store_rows<D>(dv, a.dv[1], own_first + 16 * m, a.keys, a.width, dv_sum[m], 1, 1);
+        store_rows<D>(dk, a.dk[1], first + warp * OWN + 16 * m, a.keys, a.width, dk_sum[m], (float)a.scale, (float)a.scale);
+        store_rows<D>(dv, a.dv[1], first + warp * OWN + 16 * m, a.keys, a.width, dv_sum[m], 1, 1);
     }
 }
+
+#define GRADIENTS OPERANDS, const T *dout, const float *lse, const float *delta
+#define BACKWARD_QUERIES(D, drops) { backward_queries<D>(q, k, v, dout, lse, delta, dq, a, drops); }
+#define BACKWARD_KEYS(D, drops) { backward_keys<D>(q, k, v, dout, lse, delta, dk, dv, a, drops); }

@@ -6,6 +6,7 @@ constexpr bool BIASED = true;
 #include "philox.cuh"
 #include "attention.cuh"
 #include "mma.cuh"
+#include "attention_warps.cuh"
 #include "attention_tiles.cuh"
 #include "attention_scores.cuh"
 #include "attention_forward.cuh"
@@ -53,8 +54,8 @@ INLINE void backward_bias(const T* q, const T* k, const T* v, const T* dout, con
         copy_wait<0>();
         __syncthreads();
         float s[1][KEYS / 8][4] = {}, dp[1][KEYS / 8][4] = {};
-        multiply_rows<D, KEYS / 8>(s, Rows<D, 1, false>(q_tile + warp * 16 * TILE), k_tile);
-        multiply_rows<D, KEYS / 8>(dp, Rows<D, 1, false>(dout_tile + warp * 16 * TILE), v_tile);
+        multiply_rows<D, KEYS / 8>(s, Rows<D, 1, false, ROWS>(q_tile + warp * 16 * TILE), k_tile);
+        multiply_rows<D, KEYS / 8>(dp, Rows<D, 1, false, ROWS>(dout_tile + warp * 16 * TILE), v_tile);
         score_gradients<KEYS / 8, false>(
             s[0], dp[0], a, true, [&](int n, int e) { return seen[e / 2].has((int)key + n * 8 + lane % 4 * 2 + e % 2); },
             [&](int, int e, float& lse, float& delta) {

@@ -51,14 +51,18 @@ struct Softmax {
 template <int D, class Drops>
 INLINE void forward(const T* q, const T* k, const T* v, T* out, float* lse, const Attention& a, Drops drops) {
     // A bias or dropout takes the registers of more rows.
-    constexpr int M = BIASED || Drops::DRAWS ? 1 : 2, OWN = 16 * M, QUERIES = 4 * OWN, KEYS = 64, N = KEYS / 8, TILE = D + PAD;
-    constexpr bool HELD = D == 64 && M == 2;
+    constexpr int M = BIASED || Drops::DRAWS ? 1 : MOST_ROWS, OWN = 16 * M, QUERIES = BLOCK_WARPS * OWN, KEYS = 64, N = KEYS / 8;
+    // Warpgroups have room for the tiles of two iterations.
+    constexpr bool TWO_STAGES = WARPGROUPS;
+    constexpr int STAGES = TWO_STAGES ? 2 : 1, TILE = KEYS * ROW_SIZE<D>;
+    constexpr bool HELD = D == 64 && M == MOST_ROWS;
     DYNAMIC_SHARED(T, memory);
-    T *q_tile = memory, *k_tile = q_tile + QUERIES * TILE, *v_tile = k_tile + KEYS * TILE;
+    T *q_tile = memory, *k_tiles = q_tile + QUERIES * ROW_SIZE<D>, *v_tiles = k_tiles + STAGES * TILE;
     SHARED(Keys, seen_tile, QUERIES);
     const int lane = threadIdx.x & 31, warp = warp_number();
     // The last queries see the most keys, so their blocks start first.
     const int first = (gridDim.x - 1 - blockIdx.x) * QUERIES, own_first = first + warp * OWN, row = own_first + lane / 4;
+    const int together = warp / TOGETHER * TOGETHER * OWN;  // the first row that is multiplied with this warp's
     const i64 head = blockIdx.y, batch = blockIdx.z, group = head * a.groups / a.heads;
     q += batch * a.q[0] + head * a.q[2];
     k += batch * a.k[0] + group * a.k[2];
@@ -67,40 +71,54 @@ INLINE void forward(const T* q, const T* k, const T* v, T* out, float* lse, cons
 
     const Range tile = keys_of_tile(a, batch, first, QUERIES);
     const int end = (int)tile.end, begin = (int)tile.start / KEYS * KEYS;
-    const KeysOfRows own(a, batch, own_first, OWN);
+    const KeysOfRows own(a, batch, first + together, TOGETHER * OWN);
     if (threadIdx.x < QUERIES) seen_tile[threadIdx.x] = keys_seen(a, batch, first + threadIdx.x);
     const float scale = (float)a.scale * UNIT, cap = (float)a.softcap * UNIT;
     // Whether scores are scaled where their exponentials are computed: that must keep their order, and nothing may be between.
     const bool late = !BIASED && cap <= 0 && scale > 0;
     Softmax softmax[M];
     float result[M][D / 8][4] = {};
+    const auto load_keys = [&](int key, int stage) {
+        if (key < end) load_rows<D, KEYS>(k_tiles + stage * TILE, k, a.k[1], key, a.keys, a.width);
+    };
+    const auto load_values = [&](int key, int stage) {
+        if (key < end) load_rows<D, KEYS>(v_tiles + stage * TILE, v, a.v[1], key, a.keys, a.width);
+    };
     load_rows<D, QUERIES>(q_tile, q, a.q[1], first, a.queries, a.width);
-    if (begin < end) load_rows<D, KEYS>(k_tile, k, a.k[1], begin, a.keys, a.width);
+    load_keys(begin, 0);
+    if (TWO_STAGES) load_values(begin, 0);
     copy_commit();
-    Rows<D, M, HELD> queries(q_tile + warp * OWN * TILE);
+    Rows<D, M, HELD, QUERIES> queries(q_tile + together * ROW_STEP<D>);
     if (HELD) {
         copy_wait<0>();
         __syncthreads();
         queries.hold();
     }
-    for (int key = begin; key < end; key += KEYS) {
+    for (int key = begin, stage = 0; key < end; key += KEYS, stage ^= STAGES - 1) {
         const bool active = uniform(own.see(key, KEYS));
         copy_wait<0>();
+        show_tiles();
         __syncthreads();  // the keys are there, and the values before have been read
-        // Values are loaded while scores are computed, and the next keys while values are summed.
-        load_rows<D, KEYS>(v_tile, v, a.v[1], key, a.keys, a.width);
+        // The next tiles are loaded while these are multiplied; or values while scores are computed, and the next keys while
+        // values are summed.
+        if (TWO_STAGES) load_keys(key + KEYS, stage ^ 1);
+        load_values(TWO_STAGES ? key + KEYS : key, TWO_STAGES ? stage ^ 1 : 0);
         copy_commit();
+        if (TWO_STAGES && !active) continue;
         u32 kept[M];
 #pragma unroll
         for (int m = 0; m < M; m++)
             kept[m] = active ? drops.template rows_of_queries<N>(batch, head, row + 16 * m, key + lane % 4 * 2) : 0;
         float s[M][N][4] = {};
-        multiply_rows<D, N, M>(s, queries, k_tile);
-        copy_wait<0>();
-        __syncthreads();  // the values are there, and the keys have been read
-        if (key + KEYS < end) load_rows<D, KEYS>(k_tile, k, a.k[1], key + KEYS, a.keys, a.width);
-        copy_commit();
-        if (!active) continue;
+        multiply_rows<D, N, M>(s, queries, k_tiles + stage * TILE);
+        finish<0>(s);
+        if (!TWO_STAGES) {
+            copy_wait<0>();
+            __syncthreads();  // the values are there, and the keys have been read
+            load_keys(key + KEYS, 0);
+            copy_commit();
+            if (!active) continue;
+        }
 
         if (!late) {
 #pragma unroll
@@ -136,7 +154,8 @@ INLINE void forward(const T* q, const T* k, const T* v, T* out, float* lse, cons
 #pragma unroll
                 for (int e = 0; e < 4; e++) s[m][n][e] *= drops.factor(kept[m], 4 * n + e);
         }
-        multiply_fragments<D, N, M>(result, s, v_tile);
+        multiply_fragments<D, N, M>(result, s, v_tiles + stage * TILE);
+        finish<0>(result);
     }
     copy_wait<0>();
 #pragma unroll
@@ -157,3 +176,8 @@ INLINE void forward(const T* q, const T* k, const T* v, T* out, float* lse, cons
         store_rows<D>(out, a.out[1], own_first + 16 * m, a.queries, a.width, result[m], factor[0], factor[1]);
     }
 }
+
+#define OPERANDS const T *q, const T *k, const T *v
+#define DROPPING u64 key, const Step *step, u32 last_dropped, double scale, Place place
+#define DROPS DropSome(key, step, last_dropped, scale, place)
+#define FORWARD(D, drops) { forward<D>(q, k, v, out, lse, a, drops); }

@@ -2,12 +2,6 @@
 // attention_backward.cuh. The host gives the grid, (tiles of rows, heads, batch) with key-value heads for dk and dv, and the
 // shared memory for tiles (`cuda/src/attention.rs`).
 
-#define OPERANDS const T *q, const T *k, const T *v
-#define GRADIENTS OPERANDS, const T *dout, const float *lse, const float *delta
-#define DROPPING u64 key, const Step *step, u32 last_dropped, double scale, Place place
-#define DROPS DropSome(key, step, last_dropped, scale, place)
-
-#define FORWARD(D, drops) { forward<D>(q, k, v, out, lse, a, drops); }
 KERNEL(128, attention_64)(OPERANDS, T* out, float* lse, Attention a) FORWARD(64, KeepAll())
 KERNEL(128, attention_96)(OPERANDS, T* out, float* lse, Attention a) FORWARD(96, KeepAll())
 KERNEL(128, attention_128)(OPERANDS, T* out, float* lse, Attention a) FORWARD(128, KeepAll())
@@ -15,7 +9,6 @@ KERNEL(128, attention_dropout_64)(OPERANDS, T* out, float* lse, Attention a, DRO
 KERNEL(128, attention_dropout_96)(OPERANDS, T* out, float* lse, Attention a, DROPPING) FORWARD(96, DROPS)
 KERNEL(128, attention_dropout_128)(OPERANDS, T* out, float* lse, Attention a, DROPPING) FORWARD(128, DROPS)
 
-#define BACKWARD_QUERIES(D, drops) { backward_queries<D>(q, k, v, dout, lse, delta, dq, a, drops); }
 KERNEL(128, attention_backward_queries_64)(GRADIENTS, T* dq, Attention a) BACKWARD_QUERIES(64, KeepAll())
 KERNEL(128, attention_backward_queries_96)(GRADIENTS, T* dq, Attention a) BACKWARD_QUERIES(96, KeepAll())
 KERNEL(128, attention_backward_queries_128)(GRADIENTS, T* dq, Attention a) BACKWARD_QUERIES(128, KeepAll())
@@ -23,7 +16,6 @@ KERNEL(128, attention_backward_queries_dropout_64)(GRADIENTS, T* dq, Attention a
 KERNEL(128, attention_backward_queries_dropout_96)(GRADIENTS, T* dq, Attention a, DROPPING) BACKWARD_QUERIES(96, DROPS)
 KERNEL(128, attention_backward_queries_dropout_128)(GRADIENTS, T* dq, Attention a, DROPPING) BACKWARD_QUERIES(128, DROPS)
 
-#define BACKWARD_KEYS(D, drops) { backward_keys<D>(q, k, v, dout, lse, delta, dk, dv, a, drops); }
 KERNEL(128, attention_backward_keys_dropout_64)(GRADIENTS, T* dk, T* dv, Attention a, DROPPING) BACKWARD_KEYS(64, DROPS)
 KERNEL(128, attention_backward_keys_dropout_96)(GRADIENTS, T* dk, T* dv, Attention a, DROPPING) BACKWARD_KEYS(96, DROPS)
 KERNEL(128, attention_backward_keys_dropout_128)(GRADIENTS, T* dk, T* dv, Attention a, DROPPING) BACKWARD_KEYS(128, DROPS)

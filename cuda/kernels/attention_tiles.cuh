@@ -1,19 +1,19 @@
-// Products of tiles on tensor cores for attention.cu: rows of a head are copied to shared memory, multiplied, and stored.
-// Included after mma.cuh.
+// Products of tiles on tensor cores for attention.cu: rows of a head are copied to shared memory and multiplied. Included after
+// mma.cuh.
 
 constexpr int PAD = 8;  // row padding in shared memory: no two of 8 rows share a bank
-constexpr float LOG2E = 1.4426950408889634f;
-
-// The number of this warp, which the compiler knows to be the same for all lanes.
-INLINE int warp_number() { return __shfl_sync(0xffffffffu, threadIdx.x >> 5, 0); }
-// Whether a condition holds, which does for all lanes or none.
-INLINE bool uniform(bool condition) { return __ballot_sync(0xffffffffu, condition) != 0; }
+// Warps that multiply together, those of a block, and the most rows of a warp's results, in units of 16.
+constexpr int TOGETHER = 1, BLOCK_WARPS = 4, MOST_ROWS = 2;
+constexpr bool WARPGROUPS = false;
+// Elements that a row of a tile takes in all, and from a row to the next.
+template <int D> constexpr int ROW_SIZE = D + PAD;
+template <int D> constexpr int ROW_STEP = D + PAD;
 
 // Starts copying COUNT rows of one head from `first` on to shared memory; rows out of bounds become zero.
 //
 // Lanes side by side copy a part of a row, so that a thread has one column of each part and needs few addresses. Parts of
 // 64 bytes, where D is no multiple of 64 elements, share no bank with those of the row 4 below, which are copied at once.
-template <int D, int COUNT, int WARPS = 4>
+template <int D, int COUNT, int WARPS = BLOCK_WARPS>
 INLINE void load_rows(T* to, const T* head, i64 stride, int first, int rows, int width) {
     constexpr int PART = D % 64 ? 32 : 64, LANES = PART / 8, STEP = 32 * WARPS / LANES;
     static_assert(D % PART == 0 && COUNT % STEP == 0, "every thread copies as much");
@@ -30,9 +30,13 @@ INLINE void load_rows(T* to, const T* head, i64 stride, int first, int rows, int
         }
 }
 
-// The left factor of `multiply_rows`: 16 M rows in shared memory, of which fragments are loaded when they are needed or,
-// if HELD, once.
-template <int D, int M, bool HELD> struct Rows {
+// Tiles need nothing but a barrier, and products are complete at once.
+INLINE void show_tiles() {}
+template <int LATER, int N> INLINE void finish(float (*)[N][4]) {}
+
+// The left factor of `multiply_rows`: 16 M rows of a tile of ROWS, of which fragments are loaded when they are needed or, if
+// HELD, once.
+template <int D, int M, bool HELD, int ROWS> struct Rows {
     const T* tile;
     u32 held[HELD ? M : 1][HELD ? D / 16 : 1][4];
     INLINE Rows(const T* tile) : tile(tile) {}
@@ -59,7 +63,8 @@ template <int D, int M, bool HELD> struct Rows {
 };
 
 // c (16 M, 8 N) += a (16 M, D) b (8 N, D)^T, with the rows of b in shared memory. What is loaded of b serves all of a.
-template <int D, int N, int M, bool HELD> INLINE void multiply_rows(float (*c)[N][4], const Rows<D, M, HELD>& a, const T* b) {
+template <int D, int N, int M, bool HELD, int ROWS>
+INLINE void multiply_rows(float (*c)[N][4], const Rows<D, M, HELD, ROWS>& a, const T* b) {
     const int lane = threadIdx.x & 31;
 #pragma unroll
     for (int k = 0; k < D; k += 16) {
@@ -98,24 +103,6 @@ template <int D, int N, int M> INLINE void multiply_fragments(float (*c)[D / 8][
                 multiply_add(T(), c[m][n], left[m], right);
                 multiply_add(T(), c[m][n + 1], left[m], right + 2);
             }
-        }
-    }
-}
-
-// Writes a warp's 16 rows of results, multiplied by a factor for each of this thread's two rows.
-template <int D>
-INLINE void store_rows(T* head, i64 stride, i64 first, i64 rows, i64 width, const float (*c)[4], float upper, float lower) {
-    const int lane = threadIdx.x & 31;
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
-        const i64 row = first + lane / 4 + half * 8;
-        const float factor = half ? lower : upper;
-        if (row >= rows) continue;
-#pragma unroll
-        for (int n = 0; n < D / 8; n++) {
-            const int column = n * 8 + lane % 4 * 2;
-            if (column < width)
-                *reinterpret_cast<u32*>(head + row * stride + column) = packed(T(), c[n][2 * half] * factor, c[n][2 * half + 1] * factor);
         }
     }
 }

@@ -20,8 +20,9 @@ struct f16 { u16 bits; };
 #ifndef CUSIM
 #define INLINE __device__ __forceinline__
 #define SHARED(type, name, count) __shared__ type name[count]
-#define DYNAMIC_SHARED(type, name)                                 \
-    extern __shared__ __align__(128) unsigned char dynamic_shared[]; \
+#define DYNAMIC_ALIGNMENT 128
+#define DYNAMIC_SHARED(type, name)                                               \
+    extern __shared__ __align__(DYNAMIC_ALIGNMENT) unsigned char dynamic_shared[]; \
     type* name = reinterpret_cast<type*>(dynamic_shared)
 INLINE float widen(bf16 x) { return __uint_as_float((u32)x.bits << 16); }
 INLINE float widen(f16 x) { float y; asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x.bits)); return y; }

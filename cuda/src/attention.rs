@@ -32,7 +32,7 @@ pub struct Blocks {
     /// Threads of a block.
     pub threads: usize,
     /// Bytes of dynamic shared memory of a block, at most 97 KiB: small GPUs have 99, of which masks and statistics take
-    /// some.
+    /// some. By products of warpgroups at most 128 KiB of 227.
     pub shared: usize,
 }
 
@@ -60,5 +60,24 @@ impl Blocks {
         };
         // Each row is padded by 8 elements.
         Blocks { rows, threads, shared: tiles * (width + 8) * 2 }
+    }
+
+    /// Returns the blocks of a plain `pass` by products of warpgroups (`attention_warpgroup.cu`), if it has such kernels.
+    ///
+    /// ```
+    /// use ferrotron_cuda::attention::{Blocks, Pass};
+    /// let blocks = Blocks::of_warpgroups(Pass::Forward, 64).unwrap();
+    /// assert_eq!((blocks.rows, blocks.threads, blocks.shared), (128, 256, 384 * 64 * 2));
+    /// ```
+    pub fn of_warpgroups(pass: Pass, width: usize) -> Option<Blocks> {
+        // Rows of tiles: those of the block, and for gradients as many of dout or of values; two tiles each of the others.
+        let tiles = match pass {
+            Pass::Forward => 128 + 4 * 64,
+            // Keys and values stay in registers, and leave their room to two tiles of queries and of dout.
+            Pass::Keys if width == 64 => 4 * 64,
+            Pass::Queries | Pass::Keys => 2 * 128 + 4 * 64,
+            Pass::Bias => return None,
+        };
+        Some(Blocks { rows: 128, threads: 256, shared: tiles * width * 2 })
     }
 }

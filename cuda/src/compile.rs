@@ -3,10 +3,10 @@
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-use crate::Result;
 use crate::cubin_cache::{CubinCache, Key};
-use crate::kernels::{ElementType, FILES, KernelSource};
+use crate::kernels::{ElementType, FILES, KernelSource, WARPGROUPS, compiles_warpgroups};
 use crate::nvrtc::{Architecture, Nvrtc};
+use crate::{Error, Result};
 
 /// A kernel file for one element type and architecture, as the compiler takes it.
 struct Input {
@@ -21,14 +21,15 @@ impl Input {
         nvrtc: &Nvrtc,
         (file, element, rows): (&KernelSource, ElementType, &str),
         architecture: Architecture,
-    ) -> Input {
-        let options = Nvrtc::options(architecture, file.options);
-        Input {
-            name: file.name,
-            source: file.source(element, rows),
-            options,
-            version: nvrtc.version(),
-        }
+    ) -> Result<Input> {
+        let options = file.options(architecture).ok_or_else(|| {
+            Error::new(
+                file.name,
+                format!("is compiled for {WARPGROUPS} alone, not for {architecture}"),
+            )
+        })?;
+        let source = file.source(element, rows);
+        Ok(Input { name: file.name, source, options, version: nvrtc.version() })
     }
 
     fn key(&self) -> Key<'_> {
@@ -43,14 +44,14 @@ impl Input {
 /// The cubin of `file` for elements of `element`, from the cache or compiled. `rows` is
 /// [`pointwise_rows`](crate::kernels::pointwise_rows) for the file "pointwise", else empty.
 ///
-/// Errors with the compiler's log if compilation fails.
+/// Errors with the compiler's log if compilation fails, and if the file is for another architecture.
 pub fn cubin(
     nvrtc: &Nvrtc,
     cache: &CubinCache,
     kind: (&KernelSource, ElementType, &str),
     architecture: Architecture,
 ) -> Result<Vec<u8>> {
-    let input = Input::new(nvrtc, kind, architecture);
+    let input = Input::new(nvrtc, kind, architecture)?;
     cache.get(&input.key(), || input.compile(nvrtc))
 }
 
@@ -68,14 +69,18 @@ pub fn all_cubins(
         FILES.iter().flat_map(|file| file.types.iter().map(move |&element| (file, element)));
     let jobs: Vec<(&KernelSource, ElementType, Architecture)> = kinds
         .flat_map(|(file, element)| architectures.iter().map(move |&one| (file, element, one)))
+        .filter(|&(file, _, architecture)| {
+            !file.uses_warpgroups() || compiles_warpgroups(architecture, nvrtc.version())
+        })
         .collect();
     let (next, failed) = (AtomicUsize::new(0), Mutex::new(None));
     let count = AtomicUsize::new(0);
     let work = || {
         while let Some(&(file, element, architecture)) = jobs.get(next.fetch_add(1, Relaxed)) {
             let kind = (file, element, if file.name == "pointwise" { rows } else { "" });
-            let input = Input::new(nvrtc, kind, architecture);
-            match cache.keep(&input.key(), || input.compile(nvrtc)) {
+            let kept = Input::new(nvrtc, kind, architecture)
+                .and_then(|input| cache.keep(&input.key(), || input.compile(nvrtc)));
+            match kept {
                 Ok(()) => done(count.fetch_add(1, Relaxed) + 1, jobs.len()),
                 Err(error) => {
                     next.store(jobs.len(), Relaxed);

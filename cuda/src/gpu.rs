@@ -8,7 +8,7 @@ use crate::context::Context;
 use crate::cubin_cache::CubinCache;
 use crate::cublaslt::{AlgorithmChoice, CublasLt, Matmul};
 use crate::device_scalars::{BadIndex, DeviceScalars, StepCell};
-use crate::kernels::ElementType;
+use crate::kernels::{ElementType, WARPGROUPS, compiles_warpgroups};
 use crate::launch::Launch;
 use crate::library::Search;
 use crate::modules::{Function, Modules};
@@ -27,6 +27,8 @@ pub struct GpuConfig {
     pub cache: CubinCache,
     /// Choice among the algorithms of matrix products.
     pub algorithms: AlgorithmChoice,
+    /// Whether kernels use products of warpgroups where the GPU has them; without, they are those of other GPUs.
+    pub warpgroups: bool,
 }
 
 impl GpuConfig {
@@ -34,7 +36,13 @@ impl GpuConfig {
     /// names first.
     pub fn new(ordinal: usize) -> GpuConfig {
         let (search, cache) = (Search::from_environment(), CubinCache::for_user());
-        GpuConfig { ordinal, search, cache, algorithms: AlgorithmChoice::Heuristic }
+        GpuConfig {
+            ordinal,
+            search,
+            cache,
+            algorithms: AlgorithmChoice::Heuristic,
+            warpgroups: true,
+        }
     }
 }
 
@@ -51,6 +59,7 @@ pub struct Gpu {
     scalars: DeviceScalars,
     launches: AtomicU64,
     product_launches: AtomicU64,
+    warpgroups: bool,
 }
 
 impl Gpu {
@@ -60,9 +69,11 @@ impl Gpu {
     pub fn new(config: &GpuConfig, rows: String) -> Result<Gpu> {
         let context = Context::new(&config.search, config.ordinal)?;
         let nvrtc = Nvrtc::load(&config.search)?;
+        let warpgroups =
+            config.warpgroups && compiles_warpgroups(context.architecture(), nvrtc.version());
         let modules = Some(Modules::new(&context, nvrtc, config.cache.clone(), rows));
         let products = CublasLt::new(&config.search, &context, config.algorithms.clone())?;
-        Self::from_parts(context, modules, products)
+        Self::from_parts(context, modules, products, warpgroups)
     }
 
     /// A fake GPU of `architecture` that executes nothing; used to estimate memory. It needs no library, and its work
@@ -70,13 +81,14 @@ impl Gpu {
     pub fn fake(architecture: Architecture) -> Result<Gpu> {
         let context = Context::fake(architecture);
         let products = CublasLt::fake(&context)?;
-        Self::from_parts(context, None, products)
+        Self::from_parts(context, None, products, architecture == WARPGROUPS)
     }
 
     fn from_parts(
         context: Arc<Context>,
         modules: Option<Modules>,
         products: CublasLt,
+        warpgroups: bool,
     ) -> Result<Gpu> {
         let (compute, copies) = (Stream::new(&context)?, Stream::new(&context)?);
         let (cells, uploads) =
@@ -92,7 +104,13 @@ impl Gpu {
             scalars: cells,
             launches,
             product_launches,
+            warpgroups,
         })
+    }
+
+    /// Whether kernels use products of warpgroups.
+    pub fn uses_warpgroups(&self) -> bool {
+        self.warpgroups
     }
 
     /// Returns whether the GPU is fake.

@@ -6,6 +6,8 @@
 
 use std::fmt::Write;
 
+use crate::nvrtc::{Architecture, Nvrtc};
+
 /// The element type of a kernel's tensors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum ElementType {
@@ -89,6 +91,14 @@ impl ElementType {
     }
 }
 
+/// The architecture whose tensor cores multiply for four warps together: Hopper.
+pub const WARPGROUPS: Architecture = Architecture { major: 9, minor: 0 };
+
+/// Whether NVRTC of this version compiles products of warpgroups for a GPU.
+pub(crate) fn compiles_warpgroups(architecture: Architecture, nvrtc: (u32, u32)) -> bool {
+    architecture == WARPGROUPS && nvrtc >= (12, 0)
+}
+
 /// A file of kernels.
 #[derive(Debug, Clone, Copy)]
 pub struct KernelSource {
@@ -114,10 +124,13 @@ const HEADERS: &[(&str, &str)] = &[
     ("attention_passes.cuh", include_str!("../kernels/attention_passes.cuh")),
     ("attention_scores.cuh", include_str!("../kernels/attention_scores.cuh")),
     ("attention_tiles.cuh", include_str!("../kernels/attention_tiles.cuh")),
+    ("attention_warpgroup_tiles.cuh", include_str!("../kernels/attention_warpgroup_tiles.cuh")),
+    ("attention_warps.cuh", include_str!("../kernels/attention_warps.cuh")),
     ("loss_scale.cuh", include_str!("../kernels/loss_scale.cuh")),
     ("mma.cuh", include_str!("../kernels/mma.cuh")),
     ("philox.cuh", include_str!("../kernels/philox.cuh")),
     ("statistics.cuh", include_str!("../kernels/statistics.cuh")),
+    ("wgmma.cuh", include_str!("../kernels/wgmma.cuh")),
 ];
 
 macro_rules! files {
@@ -138,6 +151,7 @@ files! {
     "attention" HALVES [];
     "attention_bias" HALVES [];
     "attention_rows" EXACT [];
+    "attention_warpgroup" HALVES [];
     "cast" ALL [];
     "compare" ALL [];
     "copy" SIZES [];
@@ -169,6 +183,21 @@ impl KernelSource {
         FILES.iter().find(|file| file.name == name)
     }
 
+    /// Whether the kernels use products of warpgroups, which are compiled for [`WARPGROUPS`] only.
+    pub fn uses_warpgroups(&self) -> bool {
+        self.text.contains("#include \"wgmma.cuh\"")
+    }
+
+    /// Compiler options for a GPU; `None` if the kernels are for other GPUs.
+    pub fn options(&self, architecture: Architecture) -> Option<Vec<String>> {
+        let target = match self.uses_warpgroups() {
+            true if architecture == WARPGROUPS => format!("{architecture}a"),
+            true => return None,
+            false => architecture.to_string(),
+        };
+        Some(Nvrtc::options(&target, self.options))
+    }
+
     /// The complete text for one element type. `rows` is [`pointwise_rows`] for the file "pointwise", else empty.
     pub fn source(&self, element: ElementType, rows: &str) -> String {
         format!("{PRELUDE}\n{}", instance(self.text, element, rows))
@@ -180,12 +209,13 @@ pub fn instance(text: &str, element: ElementType, rows: &str) -> String {
     let (name, (t, a)) = (element.name(), element.text());
     let mut out = format!("namespace of_{name} {{\nusing T = {t};\nusing A = {a};\n");
     let mut add = |line: &str| {
-        // `KERNEL(threads, entry)` begins a definition.
+        // `KERNEL(threads, entry)` begins a definition, or `KERNEL(threads, blocks, entry)`, which bounds registers so that a
+        // multiprocessor holds as many blocks.
         let parts = line.strip_prefix("KERNEL(").and_then(|rest| rest.split_once(')'));
-        let definition = parts.and_then(|(inside, rest)| Some((inside.split_once(", ")?, rest)));
+        let definition = parts.and_then(|(inside, rest)| Some((inside.rsplit_once(", ")?, rest)));
         let _ = match definition {
-            Some(((threads, entry), rest)) => {
-                writeln!(out, "{ENTRY}{threads}) {entry}_{name}{rest}")
+            Some(((bounds, entry), rest)) => {
+                writeln!(out, "{ENTRY}{bounds}) {entry}_{name}{rest}")
             }
             None => writeln!(out, "{line}"),
         };
@@ -213,7 +243,8 @@ const ENTRY: &str = "extern \"C\" __global__ void __launch_bounds__(";
 /// ```
 pub fn entries(source: &str) -> Vec<(u32, String)> {
     let parse = |line: &str| {
-        let (threads, rest) = line.strip_prefix(ENTRY)?.split_once(") ")?;
+        let (bounds, rest) = line.strip_prefix(ENTRY)?.split_once(") ")?;
+        let threads = bounds.split(',').next()?;
         let name = rest.split('(').next()?;
         Some((threads.parse().ok()?, name.trim().to_string()))
     };

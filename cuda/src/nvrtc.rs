@@ -116,9 +116,10 @@ impl Nvrtc {
         self.library.path()
     }
 
-    /// All options of a compilation: language, architecture, and the file's own.
-    pub fn options(architecture: Architecture, of_file: &[&str]) -> Vec<String> {
-        let mut options = vec!["--std=c++17".into(), format!("--gpu-architecture={architecture}")];
+    /// All options of a compilation: language, target (`sm_90`, or `sm_90a` with what only this architecture has), and the
+    /// file's own.
+    pub fn options(target: &str, of_file: &[&str]) -> Vec<String> {
+        let mut options = vec!["--std=c++17".into(), format!("--gpu-architecture={target}")];
         options.extend(of_file.iter().map(|option| option.to_string()));
         options
     }

@@ -7,7 +7,7 @@
 // access is checked for races and its cost is counted (`instrumentation.h`).
 //
 // Emulates what the kernels here use of the CUDA C++ Programming Guide (barriers, shuffles) and of the PTX ISA
-// (`cp.async`, `ldmatrix`, `mma.sync.m16n8k16`): fragments are laid out as their documentation says.
+// (`cp.async`, `ldmatrix`, `mma.sync.m16n8k16`, `wgmma.mma_async`): fragments are laid out as their documentation says.
 #pragma once
 #include <cmath>
 #include <cstdint>
@@ -27,7 +27,7 @@
 struct dim3 { unsigned x, y, z; };
 
 namespace cusim {
-constexpr int MAX_THREADS = 1024, WARP = 32, MAX_ARRAYS = 16, MAX_COPIES = 64, MAX_ARGUMENTS = 64, MAX_PARAMETER_BYTES = 4096;
+constexpr int MAX_THREADS = 1024, WARP = 32, MAX_ARRAYS = 16, MAX_COPIES = 64, MAX_PRODUCTS = 32, MAX_SHARED = 228 << 10, MAX_ARGUMENTS = 64, MAX_PARAMETER_BYTES = 4096;
 constexpr unsigned char GARBAGE = 0x7b;  // 1.3e36 in f32 and bf16, 61e3 in f16
 #ifdef __SANITIZE_ADDRESS__
 constexpr size_t STACK = 256 << 10;
@@ -37,6 +37,17 @@ constexpr size_t STACK = 64 << 10;
 
 enum Wait { RUNNING, AT_BLOCK, AT_WARP, ENDED };
 struct Copy { void* to; const void* from; int group; };  // of 16 bytes; zeros if there is no source
+// A product of a warpgroup that is under way (wgmma.h): what this thread computes of it.
+struct Product {
+    float* c;
+    int columns, group;
+    uint64_t left, right;
+    bool sum, transposed, of_registers, first;
+    void (*compute)(Product&);
+    float rows[2][16], before[64];  // the left factor's rows; the accumulators before the first product
+};
+// Who has copied 16 bytes of shared memory, counted from 1, and how many fences of that thread came before.
+struct Fence { unsigned thread, number; };
 struct Fiber {
     void* stack_pointer;
     dim3 index;
@@ -47,6 +58,10 @@ struct Fiber {
     unsigned block_interval, warp_interval;  // how many barriers of each kind the thread has passed
     Copy copies[MAX_COPIES];
     int n_copies, groups;
+    Product products[MAX_PRODUCTS];
+    int n_products, product_groups;
+    unsigned products_started, fences;
+    bool products_begun;
 };
 struct Array { const void* tag; char* memory; size_t bytes; };
 struct Instruments;
@@ -61,6 +76,7 @@ struct Machine {
     int n_arrays;
     bool reversed;
     size_t dynamic_bytes;
+    Fence fences[MAX_SHARED / 16];  // of the dynamic shared memory
     void (*call)(void**);
     void* arguments[MAX_ARGUMENTS];
     alignas(16) char parameters[MAX_PARAMETER_BYTES];  // what the arguments point to
@@ -149,7 +165,7 @@ inline void* shared(const void* tag, size_t bytes) {
     for (int i = 0; i < m.n_arrays; i++)
         if (m.arrays[i].tag == tag) return m.arrays[i].memory;
     if (m.n_arrays == MAX_ARRAYS) abort();
-    char* memory = (char*)aligned_alloc(128, (bytes + 127) / 128 * 128);
+    char* memory = (char*)aligned_alloc(1024, (bytes + 1023) / 1024 * 1024);
     memset(memory, GARBAGE, bytes);
     memory_begins(memory, bytes);
     m.arrays[m.n_arrays++] = {tag, memory, bytes};
@@ -175,6 +191,9 @@ inline bool release(int warps) {
         any = true;
         for (int l = 0; l < WARP; l++) m.fiber[w * WARP + l].wait = RUNNING;
     }
+    for (int w = 0; w < warps && all_at_block; w++)
+        if (m.fiber[w * WARP].products_started != m.fiber[w / 4 * 4 * WARP].products_started)
+            m.error = "a product of a warpgroup that only some of its warps start";
     if (all_at_block) {
         any = true;
         for (int i = 0; i < m.threads; i++) m.fiber[i].wait = RUNNING;
@@ -214,7 +233,9 @@ inline void start(Fiber& fiber, int number) {
     fiber.lane = number % WARP;
     fiber.wait = RUNNING;
     fiber.exchanges = fiber.block_interval = fiber.warp_interval = 0;
-    fiber.n_copies = fiber.groups = 0;
+    fiber.n_copies = fiber.groups = fiber.n_products = fiber.product_groups = 0;
+    fiber.products_started = fiber.fences = 0;
+    fiber.products_begun = false;
     unsigned n = number;
     fiber.index = {n % m.block_dim.x, n / m.block_dim.x % m.block_dim.y, n / (m.block_dim.x * m.block_dim.y)};
     // Stacks begin at different sets of the cache. The entry sees the alignment that a call leaves.
@@ -231,6 +252,7 @@ inline const char* run_block(dim3 block, bool reversed) {
     const int warps = m.threads / WARP;
     for (int i = 0; i < m.threads; i++) start(m.fiber[i], i);
     m.n_arrays = 0;
+    memset(m.fences, 0, m.dynamic_bytes / 16 * sizeof(Fence));
     m.reversed = reversed;
     while (!m.error) {
         bool ran = false, ended = true;
@@ -243,6 +265,7 @@ inline const char* run_block(dim3 block, bool reversed) {
     for (int i = 0; i < m.n_arrays; i++) free(m.arrays[i].memory);
     for (int i = 0; i < m.threads && !m.error; i++)
         if (m.fiber[i].n_copies) m.error = "a thread ends before its asynchronous copies have arrived";
+        else if (m.fiber[i].n_products) m.error = "a thread ends before its products are complete";
     return m.error;
 }
 
@@ -278,6 +301,7 @@ extern "C" inline __attribute__((used)) const char* cusim_launch(const char* nam
     m.error = nullptr;
     m.threads = block.x * block.y * block.z;
     if (m.threads % WARP || m.threads > MAX_THREADS || m.threads == 0) return "a block is whole warps, 1024 threads at most";
+    if (dynamic_bytes > MAX_SHARED) return "more shared memory than a GPU has";
     m.grid_dim = grid;
     m.block_dim = block;
     m.dynamic_bytes = dynamic_bytes;

@@ -33,6 +33,8 @@ template <int N> inline void copy_wait() {
         }
         if (!machine->reversed) arrive(copy);
         copy_ends(copy);
+        const size_t offset = (char*)copy.to - (char*)dynamic_shared();
+        if (offset < machine->dynamic_bytes) machine->fences[offset / 16] = {(unsigned)me.number + 1, me.fences};
     }
     me.n_copies = kept;
 }
@@ -91,3 +93,5 @@ template <class H> inline u32 packed(H, float low, float high) {
     return a.bits | (u32)b.bits << 16;
 }
 inline float fast_exp2(float x) { return exp2f(x); }
+
+#include "wgmma.h"

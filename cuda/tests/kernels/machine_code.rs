@@ -29,7 +29,7 @@ pub struct Facts {
 /// The loop that multiplies on tensor cores, over tiles or, where these have parts, over parts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Loop {
-    /// Products of 16 x 16 by 16 x 8.
+    /// Products of 16 x 16 by 16 x 8, or of a warpgroup's 64 x 16 by 16 x N.
     products: usize,
     /// Loads of four 8 x 8 matrices from shared memory.
     matrices: usize,
@@ -119,6 +119,9 @@ fn tiles(file: &str, name: &str) -> u32 {
         name if name.contains("backward_bias") => Pass::Bias,
         _ => Pass::Forward,
     };
+    if file == "attention_warpgroup" {
+        return Blocks::of_warpgroups(pass, width).unwrap().shared as u32;
+    }
     let plain = file == "attention" && !name.contains("dropout");
     Blocks::new(pass, width, plain).shared as u32
 }
@@ -193,18 +196,17 @@ impl<'a> Code<'a> {
 
     /// The shortest of the loops that have the most products on tensor cores.
     fn inner_loop(&self) -> Option<Loop> {
-        let product = |name: &str| name.starts_with("HMMA");
         let loops = (0..self.instructions.len()).filter_map(|end| {
             let (start, _) = self.branch(end)?;
             // What is not on the straight way through a loop may lie behind it, and branch back.
-            (start <= end && self.count(start..end, product) > 0).then_some(start..end + 1)
+            (start <= end && self.count(start..end, is_product) > 0).then_some(start..end + 1)
         });
         let range = loops.max_by_key(|range| {
-            (self.count(range.clone(), product), std::cmp::Reverse(range.len()))
+            (self.count(range.clone(), is_product), std::cmp::Reverse(range.len()))
         })?;
         let count = |prefix: &str| self.count(range.clone(), |name| name.starts_with(prefix));
         Some(Loop {
-            products: count("HMMA"),
+            products: self.count(range.clone(), is_product),
             matrices: count("LDSM"),
             copies: count("LDGSTS"),
             special: count("MUFU"),
@@ -217,7 +219,7 @@ impl<'a> Code<'a> {
     /// their order. Of an inner loop without products one iteration is counted.
     fn shortest(&self, range: std::ops::Range<usize>) -> Option<usize> {
         let first = range.start;
-        let is_product = |at: &usize| Code::operation(self.instructions[*at]).starts_with("HMMA");
+        let is_product = |at: &usize| is_product(Code::operation(self.instructions[*at]));
         let products: Vec<usize> = range.filter(is_product).collect();
         // Where ways are, and how many products they have.
         let (mut reached, mut known) = (vec![(first, 0)], BTreeSet::from([(first, 0)]));
@@ -248,6 +250,11 @@ impl<'a> Code<'a> {
         }
         None
     }
+}
+
+/// Whether an operation multiplies on tensor cores.
+fn is_product(operation: &str) -> bool {
+    operation.starts_with("HMMA") || operation.starts_with("HGMMA")
 }
 
 /// Compares facts, by "file/kernel" and generation, with the claims, and those of the table's compiler with the table.
@@ -300,7 +307,8 @@ fn table(
     let generations: BTreeSet<&Architecture> = all.values().flat_map(BTreeMap::keys).collect();
     let generations: Vec<String> = generations.into_iter().map(ToString::to_string).collect();
     let mut out = format!(
-        "NVRTC {major}.{minor}, bf16 (f32, f64 or i64 for kernels without it; f16 for tensor cores of sm_90)\n\n\
+        "NVRTC {major}.{minor}, bf16 (f32, f64 or i64 for kernels without it; f16 for tensor cores of sm_90; bf16 for warpgroups of\n\
+         sm_90a, who have one column)\n\n\
          Registers, bytes spilled, bytes of shared memory, blocks on a multiprocessor, 128-bit loads and stores of global\n\
          memory; for {}.\n\n",
         generations.join(", ")
@@ -323,8 +331,7 @@ fn table(
         });
     }
     row("", &BTreeMap::new(), &|_| String::new());
-    let title =
-        "Tensor cores: HMMA, LDSM, LDGSTS, MUFU, all and least instructions of an iteration.";
+    let title = "Tensor cores: HMMA or HGMMA, LDSM, LDGSTS, MUFU, all and least instructions of an iteration.";
     row(title, &BTreeMap::new(), &|_| String::new());
     row("", &BTreeMap::new(), &|_| String::new());
     for (name, facts) in

@@ -39,6 +39,21 @@ const MUTANTS: &[Mutant] = mutants! {
     larger_scores_not_subtracted in "attention": "if (grown) shift[half] = largest;" => "";
     largest_before_a_negative_scale in "attention": "&& cap <= 0 && scale > 0" => "&& cap <= 0";
     diagonal_masked in "attention": "position + 1 < a.keys ? position + 1" => "position < a.keys ? position";
+    products_not_waited_for in "attention_warpgroup": "    products_wait<LATER>();\n" => "";
+    gradients_of_scores_not_waited_for in "attention_warpgroup": "finish<0>(dp);" => "";
+    tiles_not_shown_to_products in "attention_warpgroup": "INLINE void show_tiles() { show_to_products(); }" => "INLINE void show_tiles() {}";
+    tiles_shown_before_they_have_arrived in "attention_warpgroup":
+        "copy_wait<0>();\n        show_tiles();\n        __syncthreads();  // the keys" => "show_tiles();\n        copy_wait<0>();\n        __syncthreads();  // the keys";
+    products_that_do_not_begin in "attention_warpgroup":
+        "    products_begin();\n#pragma unroll\n    for (int k = 0; k < D" => "#pragma unroll\n    for (int k = 0; k < D";
+    parts_of_rows_not_exchanged in "attention_warpgroup": "? row & 7 :" => "? 0 :";
+    narrow_rows_exchanged_as_wide_ones in "attention_warpgroup": ": row >> 1 & 3;" => ": row & 3;";
+    swizzle_of_another_width in "attention_warpgroup": "ROW_BYTES == 128 ? 1 : 2" => "ROW_BYTES == 128 ? 1 : 3";
+    groups_of_rows_too_far_apart in "attention_warpgroup": "GROUPS_APART = 8 * ROW_BYTES" => "GROUPS_APART = 16 * ROW_BYTES";
+    blocks_of_columns_too_close in "attention_warpgroup": "BLOCKS_APART = ROWS * ROW_BYTES" => "BLOCKS_APART = 8 * ROW_BYTES";
+    warps_that_do_not_multiply_together in "attention_warpgroup":
+        "KeysOfRows own(a, batch, first + together, TOGETHER * OWN);" => "KeysOfRows own(a, batch, own_first, OWN);";
+    rows_of_another_warpgroup in "attention_warpgroup": "warp_number() % TOGETHER" => "warp_number() % 2";
     last_tile_of_keys_forgotten in "attention":
         "keys_of(a, batch, last).end}" => "keys_of(a, batch, last).end - 32}";
     window_one_key_wider in "attention": " start = position + 1 - a.window" => " start = position - a.window";
@@ -59,7 +74,7 @@ const MUTANTS: &[Mutant] = mutants! {
     first_keys_of_a_window_skipped in "attention": "key + count > any.start" => "key > any.start";
     queries_at_the_diagonal_skipped in "attention": "lower.end > own_first)" => "lower.end > own_first + OWN)";
     heads_of_the_group_forgotten in "attention": "++head == last_head" => "++head <= last_head";
-    keys_behind_the_diagonal_not_masked in "attention": "|| upper.end < own_first + OWN" => "";
+    keys_behind_the_diagonal_not_masked in "attention": "|| upper.end <= own_last" => "";
     minus_infinity_subtracted in "attention": "== -real::infinity<float>() ? 0.0f : lse * UNIT;" => "== -real::infinity<float>() ? lse : lse * UNIT;";
     first_tile_of_queries_forgotten in "attention": "behind / QUERIES * QUERIES" => "(behind / QUERIES + 1) * QUERIES";
     wrong_group in "attention": "head * a.groups / a.heads" => "head % a.groups";
@@ -143,15 +158,19 @@ const RACES: &[Mutant] = mutants! {
         "    __syncthreads();\n    row = (u64)blockIdx.y" => "    row = (u64)blockIdx.y";
     run_read_before_it_is_written in "argsort": "widen(x[row + own]);\n    __syncthreads();" => "widen(x[row + own]);";
     keys_not_waited_for in "attention":
-        "copy_wait<0>();\n        __syncthreads();  // the keys are there" => "__syncthreads();  // the keys are there";
+        "copy_wait<0>();\n        show_tiles();\n        __syncthreads();  // the keys are there" => "__syncthreads();  // the keys are there";
     values_not_waited_for in "attention":
-        "copy_wait<0>();\n        __syncthreads();  // the values are there" => "__syncthreads();  // the values are there";
+        "copy_wait<0>();\n            __syncthreads();  // the values are there" => "__syncthreads();  // the values are there";
     values_overwritten_before_they_are_read in "attention":
         "__syncthreads();  // the keys are there, and the values before have been read" => "";
     keys_overwritten_before_they_are_read in "attention":
         "__syncthreads();  // the values are there, and the keys have been read" => "";
     queries_held_before_they_have_arrived in "attention":
         "__syncthreads();\n        queries.hold();" => "queries.hold();";
+    stage_before_not_read_by_warpgroups in "attention_warpgroup":
+        "__syncthreads();  // the keys are there, and the values before have been read" => "";
+    queries_of_the_stage_before_not_read_by_warpgroups in "attention_warpgroup":
+        "__syncthreads();  // these queries are there, and those before have been read" => "";
     keys_of_the_stage_before_not_read in "attention":
         "__syncthreads();  // these keys and values are there, and those before have been read" => "";
     values_of_the_only_stage_not_read in "attention": "__syncthreads();  // the values have been read" => "";
@@ -159,7 +178,7 @@ const RACES: &[Mutant] = mutants! {
     queries_of_the_stage_before_not_read in "attention":
         "__syncthreads();  // these queries are there, and those before have been read" => "";
     queries_not_waited_for in "attention":
-        "copy_wait<0>();\n        __syncthreads();  // these queries" => "__syncthreads();  // these queries";
+        "copy_wait<0>();\n        show_tiles();\n        __syncthreads();  // these queries" => "__syncthreads();  // these queries";
     row_read_before_its_warp_has_written_it in "attention_rows": "__syncwarp();" => "";
     counts_added_before_all_are_there in "zero_bitmap": "    __syncthreads();\n    i64 before" => "    i64 before";
     factors_read_before_they_are_written in "adafactor": "    __syncthreads();\n" => "";

@@ -4,6 +4,7 @@ mod kernels;
 
 use ferrotron_cuda::arguments::Attention;
 use ferrotron_cuda::attention::{Blocks, Pass};
+use ferrotron_cuda::gpu::Gpu;
 
 use self::kernels::AttentionKernels;
 use super::kernel::{Kernel, MOST_BLOCKS, kernel};
@@ -39,9 +40,10 @@ impl<'a> AttentionLaunch<'a> {
         config: &'a AttentionConfig,
     ) -> Result<AttentionLaunch<'a>> {
         let Shape { queries, keys, heads, groups, width, .. } = shape;
-        let kernels = AttentionKernels::new(op, operands[0].dtype(), width)?;
+        let warpgroups = operands[0].device().gpu().is_some_and(Gpu::uses_warpgroups);
+        let kernels = AttentionKernels::new(op, operands[0].dtype(), width, warpgroups)?;
         let width = match kernels {
-            AttentionKernels::Tiles(_) => width.next_multiple_of(8),
+            AttentionKernels::Tiles { .. } => width.next_multiple_of(8),
             AttentionKernels::Rows => width,
         };
         let [q, k, v] = operands.map(|x| readable(kernels, x, width));
@@ -83,7 +85,7 @@ impl<'a> AttentionLaunch<'a> {
     fn kernel(&self, pass: Pass) -> Result<Kernel<'_>> {
         let q = &self.operands[0];
         let name = self.kernels.name(pass, self.dropout);
-        let kernel = kernel(q.device(), self.kernels.file(self.a.bias != 0), q.dtype(), name)?;
+        let kernel = kernel(q.device(), self.variant(pass).0, q.dtype(), name)?;
         let Shape { batch, queries, keys, heads, width, .. } = self.shape;
         let products = Products {
             count: pass.products(),
@@ -96,9 +98,14 @@ impl<'a> AttentionLaunch<'a> {
         Ok(self.operands.iter().fold(kernel.computes(products), Kernel::input))
     }
 
+    /// The file and the blocks of a pass.
+    fn variant(&self, pass: Pass) -> (&'static str, Blocks) {
+        self.kernels.pass(pass, self.a.bias != 0, self.dropout.is_some())
+    }
+
     /// The blocks of a pass.
     fn blocks(&self, pass: Pass) -> Blocks {
-        self.kernels.blocks(pass, self.a.bias == 0 && self.dropout.is_none())
+        self.variant(pass).1
     }
 
     /// Adds the arguments that follow the tensors, and launches `grid` blocks.
@@ -208,7 +215,7 @@ fn products(
     // The padding is zero in dout, so the sum needs only the unpadded elements.
     let width = call.shape.width as i64;
     let a = Attention { dout: strides(&dout), out: strides(out), ..a };
-    kernel(device, call.kernels.file(false), out.dtype(), "attention_delta")?
+    kernel(device, call.kernels.file(), out.dtype(), "attention_delta")?
         .input(&dout)
         .input(out)
         .output(&mut delta)
@@ -252,7 +259,7 @@ pub(crate) fn backward_bias(
     let blocks = call.blocks(Pass::Bias);
     let tiles = queries.div_ceil(blocks.rows)
         * match call.kernels {
-            AttentionKernels::Tiles(_) => keys.div_ceil(blocks.rows),
+            AttentionKernels::Tiles { .. } => keys.div_ceil(blocks.rows),
             AttentionKernels::Rows => 1,
         };
     let kernel = call.kernel(Pass::Bias)?.input(&dout).input(lse).input(&delta).output(dbias);

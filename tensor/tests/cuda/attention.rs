@@ -1,5 +1,6 @@
 //! Attention, its gradients and the joining of blocks of keys.
 
+use ferrotron_cuda::gpu::GpuConfig;
 use ferrotron_tensor::ops::attention::{
     AttentionConfig, AttentionDropout, AttentionMask, attention, attention_backward,
     attention_backward_bias, attention_backward_packed, merge_attention, split_packed,
@@ -70,7 +71,20 @@ impl Sizes {
 #[test]
 fn attention_gives_what_the_cpu_gives() -> Result<()> {
     let Some(gpu) = gpu("attention_gives_what_the_cpu_gives")? else { return Ok(()) };
-    for dtype in FLOATS {
+    agrees(&gpu, &FLOATS)
+}
+
+#[test]
+fn attention_without_warpgroups_gives_what_the_cpu_gives() -> Result<()> {
+    let test = "attention_without_warpgroups_gives_what_the_cpu_gives";
+    let Some(config) = ferrotron_cuda_sim::gpu(test) else { return Ok(()) };
+    let gpu = Device::cuda(&GpuConfig { warpgroups: false, ..config })?;
+    assert!(!gpu.gpu().unwrap().uses_warpgroups());
+    agrees(&gpu, &[DType::BF16])
+}
+
+fn agrees(gpu: &Device, dtypes: &[DType]) -> Result<()> {
+    for &dtype in dtypes {
         for sizes in [
             [1, 1, 1, 1, 1, 64],
             [2, 37, 37, 4, 2, 16],
@@ -86,7 +100,7 @@ fn attention_gives_what_the_cpu_gives() -> Result<()> {
             let v = small(&cpu()?, dtype, &[batch, keys, groups, width], 3)?;
             for dropping in [false, true] {
                 for mask in [AttentionMask::None, AttentionMask::Causal] {
-                    check(&gpu, [&q, &k, &v], Sizes(sizes), &Sizes(sizes).config(mask, dropping)?)?;
+                    check(gpu, [&q, &k, &v], Sizes(sizes), &Sizes(sizes).config(mask, dropping)?)?;
                 }
             }
         }

@@ -8,6 +8,7 @@ mod attention_bias;
 mod attention_merge;
 mod attention_problems;
 mod attention_rows;
+mod attention_warpgroup;
 mod cast;
 mod compare;
 mod copy;
@@ -49,6 +50,7 @@ const CHECKS: &[Check] = &[
     ("attention", attention::check),
     ("attention_bias", attention_bias::check),
     ("attention_rows", attention_rows::check),
+    ("attention_warpgroup", attention_warpgroup::check),
     ("cast", cast::check),
     ("compare", compare::check),
     ("copy", copy::check),
@@ -128,4 +130,4 @@ macro_rules! tests {
         }
     };
 }
-tests! { adafactor adamw argsort attention attention_bias attention_rows cast compare copy cross_entropy dropout ema glu index lion loss_scale norm outcome pointwise random reduce rotary round sgd softmax sort sq_norm step zero_bitmap }
+tests! { adafactor adamw argsort attention attention_bias attention_rows attention_warpgroup cast compare copy cross_entropy dropout ema glu index lion loss_scale norm outcome pointwise random reduce rotary round sgd softmax sort sq_norm step zero_bitmap }

@@ -33,20 +33,31 @@ macro_rules! names {
 /// The kernel family for a call.
 #[derive(Clone, Copy)]
 pub(super) enum AttentionKernels {
-    /// Tensor cores, for head dims of at most this many elements.
-    Tiles(usize),
+    /// Tensor cores, for head dims of at most `width` elements.
+    Tiles {
+        width: usize,
+        /// Whether passes that have kernels for products of warpgroups take them: those without a bias and without dropout.
+        warpgroups: bool,
+    },
     /// One warp per row.
     Rows,
 }
+use AttentionKernels::{Rows, Tiles};
 
 impl AttentionKernels {
-    pub(super) fn new(op: &'static str, dtype: DType, width: usize) -> Result<AttentionKernels> {
+    /// Returns the kernels for heads of `width` elements, with `warpgroups` where these suffice.
+    pub(super) fn new(
+        op: &'static str,
+        dtype: DType,
+        width: usize,
+        warpgroups: bool,
+    ) -> Result<AttentionKernels> {
         let (kernels, most) = match dtype {
             DType::BF16 | DType::F16 => {
                 let tile = TILES.into_iter().find(|&tile| width <= tile);
-                (tile.map(AttentionKernels::Tiles), TILES[TILES.len() - 1])
+                (tile.map(|width| Tiles { width, warpgroups }), TILES[TILES.len() - 1])
             }
-            _ => ((width <= 256).then_some(AttentionKernels::Rows), 256),
+            _ => ((width <= 256).then_some(Rows), 256),
         };
         kernels.ok_or_else(|| {
             let message =
@@ -55,30 +66,37 @@ impl AttentionKernels {
         })
     }
 
-    /// The file of the kernels, with or without a bias of the scores.
-    pub(super) fn file(self, biased: bool) -> &'static str {
+    /// The file of the kernels without a bias of the scores.
+    pub(super) fn file(self) -> &'static str {
         match self {
-            AttentionKernels::Tiles(_) if biased => "attention_bias",
-            AttentionKernels::Tiles(_) => "attention",
-            AttentionKernels::Rows => "attention_rows",
+            Tiles { .. } => "attention",
+            Rows => "attention_rows",
         }
     }
 
-    /// The blocks of `pass`, which is plain without a bias and without dropout.
-    pub(super) fn blocks(self, pass: Pass, plain: bool) -> Blocks {
+    /// The file and the blocks of `pass`, with or without a bias of the scores and dropout.
+    pub(super) fn pass(self, pass: Pass, biased: bool, drops: bool) -> (&'static str, Blocks) {
+        let plain = !biased && !drops;
         match self {
-            AttentionKernels::Tiles(width) => Blocks::new(pass, width, plain),
-            AttentionKernels::Rows => Blocks { rows: 4, threads: 128, shared: 0 },
+            Tiles { width, warpgroups } => {
+                let groups = Blocks::of_warpgroups(pass, width).filter(|_| warpgroups && plain);
+                let file = if biased { "attention_bias" } else { self.file() };
+                groups.map_or_else(
+                    || (file, Blocks::new(pass, width, plain)),
+                    |blocks| ("attention_warpgroup", blocks),
+                )
+            }
+            Rows => (self.file(), Blocks { rows: 4, threads: 128, shared: 0 }),
         }
     }
 
     /// The kernel of `pass` for these heads, with or without dropout.
     pub(super) fn name(self, pass: Pass, dropout: Option<&AttentionDropout>) -> &'static str {
         let names = match self {
-            AttentionKernels::Tiles(64) => names!("attention", "_64"),
-            AttentionKernels::Tiles(96) => names!("attention", "_96"),
-            AttentionKernels::Tiles(_) => names!("attention", "_128"),
-            AttentionKernels::Rows => names!("attention_rows", ""),
+            Tiles { width: 64, .. } => names!("attention", "_64"),
+            Tiles { width: 96, .. } => names!("attention", "_96"),
+            Tiles { .. } => names!("attention", "_128"),
+            Rows => names!("attention_rows", ""),
         };
         names[pass as usize][usize::from(dropout.is_some())]
     }
