@@ -113,17 +113,60 @@ struct DropSome {
     INLINE A factor(u32 kept, int bit) const { return kept >> bit & 1 ? scale : A(0); }
 };
 
-// delta_i = dout_i . out_i (batch, heads, queries): one warp per row.
+// Whether heads begin at multiples of 16 bytes.
+INLINE bool aligned_heads(const T* x, const i64* strides) {
+    return aligned16(x) && (strides[0] | strides[1] | strides[2]) % Vector<T>::SIZE == 0;
+}
+
+// delta of 32 queries of a head from `first` on, one for each lane. A row has `lanes` lanes with packs of N elements in
+// turn, and they have as many adjacent rows, of which those of ROWS rows are loaded at once.
+template <int N> INLINE A delta_of_lane(const T* dout, const T* out, i64 first, const Attention& a) {
+    constexpr u32 ROWS = 4;
+    const u32 packs = a.width / N, lane = threadIdx.x & 31;
+    u32 lanes = ROWS;
+    while (lanes < packs && lanes < 32) lanes *= 2;
+    const u32 own = lane % lanes;
+    const i64 of_group = first + lane - own;
+    A delta = A(0);
+    for (u32 row = 0; row < lanes; row += ROWS) {
+        A sums[ROWS] = {};
+        for (u32 i = own; i < packs; i += lanes) {
+            Pack<T, N> left[ROWS], right[ROWS];
+#pragma unroll
+            for (u32 r = 0; r < ROWS; r++) {
+                const i64 query = of_group + row + r;
+                if (query >= a.queries) continue;  // its sum stays 0
+                left[r] = reinterpret_cast<const Pack<T, N>*>(dout + query * a.dout[1])[i];
+                right[r] = reinterpret_cast<const Pack<T, N>*>(out + query * a.out[1])[i];
+            }
+#pragma unroll
+            for (u32 r = 0; r < ROWS; r++)
+                if (of_group + row + r < a.queries)
+                    for_packs<N>(0, [&](u64, T x, T y) { sums[r] += widen(x) * widen(y); }, left[r], right[r]);
+        }
+        for (u32 distance = lanes / 2; distance > 0; distance /= 2)
+#pragma unroll
+            for (u32 r = 0; r < ROWS; r++) sums[r] += __shfl_xor_sync(0xffffffffu, sums[r], distance);
+#pragma unroll
+        for (u32 r = 0; r < ROWS; r++)
+            if (own == row + r) delta = sums[r];
+    }
+    return delta;
+}
+
+// delta_i = dout_i . out_i (batch, heads, queries): a warp has 32 queries of a head, so that it stores adjacent numbers, and
+// the next warp those of the next head, whose elements are adjacent.
 KERNEL(256, attention_delta)(const T* dout, const T* out, A* delta, u64 batch, Attention a) {
-    const u64 row = thread_number() / 32, lane = threadIdx.x & 31;
-    if (row >= batch * a.heads * a.queries) return;
-    const i64 query = row % a.queries, head = row / a.queries % a.heads, sample = row / a.queries / a.heads;
-    dout += sample * a.dout[0] + query * a.dout[1] + head * a.dout[2];
-    out += sample * a.out[0] + query * a.out[1] + head * a.out[2];
-    A sum = A(0);
-    for (i64 i = lane; i < a.width; i += 32) sum += widen(dout[i]) * widen(out[i]);
-    sum = join_warp(sum, Plus());
-    if (lane == 0) delta[row] = sum;
+    const u64 warp = thread_number() / 32, tiles = (a.queries + 31) / 32;
+    const i64 head = warp % a.heads, first = warp / a.heads % tiles * 32, sample = warp / a.heads / tiles;
+    if (sample >= (i64)batch) return;
+    dout += sample * a.dout[0] + head * a.dout[2];
+    out += sample * a.out[0] + head * a.out[2];
+    constexpr int SIZE = Vector<T>::SIZE;
+    const bool packs = a.width % SIZE == 0 && aligned_heads(dout, a.dout) && aligned_heads(out, a.out);
+    const A own = packs ? delta_of_lane<SIZE>(dout, out, first, a) : delta_of_lane<1>(dout, out, first, a);
+    const i64 query = first + (threadIdx.x & 31);
+    if (query < a.queries) delta[(sample * a.heads + head) * a.queries + query] = own;
 }
 
 // Merges a block of keys into out (batch, queries, heads, width) and lse (batch, heads, queries). The block covers

@@ -45,9 +45,9 @@ INLINE void check_target(const Targets& targets, u64 row, u64* bad) {
 INLINE Statistics row_statistics(const Targets& targets, const T* x, u64 width, double& total) {
     Statistics own;
     A sum = A(0);
-    for_row(x, width, threadIdx.x, blockDim.x, [&](u64, T x) {
-        own.add(widen(x));
-        sum += widen(x);
+    for_row_packs(x, width, threadIdx.x, blockDim.x, [&](const auto& pack) {
+        own.add(pack);
+        for (T x : pack.at) sum += widen(x);
     });
     total = targets.smoothing == 0 ? 0 : group_sum((double)sum);
     return own.joined();
@@ -118,7 +118,7 @@ KERNEL(512, cross_entropy_backward)(T* logits, const void* classes, int type, Cr
     const A uniform = (A)(targets.smoothing / (double)targets.global * (double)*scale);
     const A peak = (A)((1 - targets.smoothing) * (double)*scale), log_sum = lse[row], factor = *scale;
     map_row(x, x, width, threadIdx.x, blockDim.x, [&](u64 j, T x, T) {
-        A dx = real::exp(widen(x) - log_sum) * factor - uniform;
+        A dx = exp_for<T>(widen(x) - log_sum) * factor - uniform;
         return rounded<T>((i64)j == target ? dx - peak : dx);
     });
 }

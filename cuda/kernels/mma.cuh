@@ -35,6 +35,4 @@ INLINE void multiply_add(f16, float* c, const u32* a, const u32* b) { MULTIPLY_A
 
 INLINE u32 packed(bf16, float low, float high) { u32 r; asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low)); return r; }
 INLINE u32 packed(f16, float low, float high) { u32 r; asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low)); return r; }
-// 2^x within 2 ulp; 0 for minus infinity.
-INLINE float fast_exp2(float x) { float y; asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
 #endif

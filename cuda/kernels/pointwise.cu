@@ -20,21 +20,15 @@ template <class F> INLINE void unary_backward(T* dx, const T* saved, u64 n, F f)
 
 // f(y, a, b) elementwise, with a and b broadcast to n elements; y is contiguous.
 template <class F> INLINE void binary(const T* a, const T* b, T* y, u64 n, const Layout& layout, F f) {
-    u64 first = thread_number(), step = thread_count(), vectors = 0;
-    if (layout.dense && aligned16(a) && aligned16(b) && aligned16(y)) vectors = n / Vector<T>::SIZE;
-    for (u64 i = first; i < vectors; i += step) {
-        Vector<T> va = reinterpret_cast<const Vector<T>*>(a)[i];
-        Vector<T> vb = reinterpret_cast<const Vector<T>*>(b)[i];
-        Vector<T> vy = reinterpret_cast<Vector<T>*>(y)[i];
-#pragma unroll
-        for (int j = 0; j < Vector<T>::SIZE; j++)
-            vy.at[j] = rounded<T>(f(widen(vy.at[j]), widen(va.at[j]), widen(vb.at[j])));
-        reinterpret_cast<Vector<T>*>(y)[i] = vy;
+    const auto value = [&](u64, T a, T b, T y) { return rounded<T>(f(widen(y), widen(a), widen(b))); };
+    if (layout.dense) {
+        map_rows(y, n, (u32)thread_number(), (u32)thread_count(), value, a, b, (const T*)y);
+        return;
     }
-    for (u64 i = vectors * Vector<T>::SIZE + first; i < n; i += step) {
-        i64 at[2] = {(i64)i, (i64)i};
-        if (!layout.dense) locate<2>(layout, i, at);
-        y[i] = rounded<T>(f(widen(y[i]), widen(a[at[0]]), widen(b[at[1]])));
+    for (u64 i = thread_number(); i < n; i += thread_count()) {
+        i64 at[2];
+        locate<2>(layout, i, at);
+        y[i] = value(i, a[at[0]], b[at[1]], y[i]);
     }
 }
 

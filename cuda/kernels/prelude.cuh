@@ -28,6 +28,11 @@ INLINE float widen(bf16 x) { return __uint_as_float((u32)x.bits << 16); }
 INLINE float widen(f16 x) { float y; asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x.bits)); return y; }
 INLINE void narrow(float x, bf16& y) { asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(y.bits) : "f"(x)); }
 INLINE void narrow(float x, f16& y) { asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y.bits) : "f"(x)); }
+// 2^x within 2 ulp, 0 for minus infinity; 1 / x within 1 ulp. Of one instruction each.
+INLINE float fast_exp2(float x) { float y; asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
+INLINE float fast_reciprocal(float x) { float y; asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
+// Makes the compiler compute anew what it has computed of a word, in place of holding that, too.
+INLINE void forget(u32& word) { asm volatile("" : "+r"(word)); }
 #endif
 
 INLINE float widen(float x) { return x; }
@@ -65,12 +70,26 @@ INLINE float expm1(float x) { return ::expm1f(x); }
 INLINE double expm1(double x) { return ::expm1(x); }
 INLINE float abs(float x) { return ::fabsf(x); }
 INLINE double abs(double x) { return ::fabs(x); }
+// The larger number; NaN only if both are.
+INLINE float larger(float x, float y) { return ::fmaxf(x, y); }
+INLINE double larger(double x, double y) { return ::fmax(x, y); }
 template <class A> INLINE A max(A x, A y) { return x > y ? x : y; }
 template <class A> INLINE A sigmoid(A x) { return A(1) / (A(1) + exp(-x)); }
 INLINE float infinity(float) { return __uint_as_float(0x7f800000u); }
 INLINE double infinity(double) { return __longlong_as_double(0x7ff0000000000000ll); }
 template <class A> INLINE A infinity() { return infinity(A(0)); }
 }  // namespace real
+
+// e^x and 1 / (1 + e^-x) for results of type T. For 16 bits they take few instructions, which would bind a kernel before
+// memory does; e^x is then off by up to (|x| + 4) 2^-24 of itself.
+template <class T, class A> INLINE A exp_for(A x) {
+    if constexpr (sizeof(T) == 2) return fast_exp2(x * 1.4426950408889634f);
+    else return real::exp(x);
+}
+template <class T, class A> INLINE A sigmoid_for(A x) {
+    if constexpr (sizeof(T) == 2) return fast_reciprocal(1.0f + exp_for<T>(-x));
+    else return real::sigmoid(x);
+}
 
 INLINE u64 thread_number() { return (u64)blockIdx.x * blockDim.x + threadIdx.x; }
 INLINE u64 thread_count() { return (u64)gridDim.x * blockDim.x; }
@@ -92,20 +111,6 @@ template <class T, class F> INLINE void for_row(const T* row, u64 width, u32 thr
         for (int j = 0; j < Vector<T>::SIZE; j++) f(i * Vector<T>::SIZE + j, x.at[j]);
     }
     for (u64 i = vectors * Vector<T>::SIZE + thread; i < width; i += threads) f(i, row[i]);
-}
-
-// Like for_row for two rows of equal width; the second is overwritten with f(i, x, y).
-template <class T, class F>
-INLINE void map_row(const T* row, T* out, u64 width, u32 thread, u32 threads, F f) {
-    u64 vectors = aligned16(row) && aligned16(out) ? width / Vector<T>::SIZE : 0;
-    for (u64 i = thread; i < vectors; i += threads) {
-        Vector<T> x = reinterpret_cast<const Vector<T>*>(row)[i];
-        Vector<T> y = reinterpret_cast<Vector<T>*>(out)[i];
-#pragma unroll
-        for (int j = 0; j < Vector<T>::SIZE; j++) y.at[j] = f(i * Vector<T>::SIZE + j, x.at[j], y.at[j]);
-        reinterpret_cast<Vector<T>*>(out)[i] = y;
-    }
-    for (u64 i = vectors * Vector<T>::SIZE + thread; i < width; i += threads) out[i] = f(i, row[i], out[i]);
 }
 
 // N elements, which are loaded and stored in units of 16 bytes.
@@ -133,7 +138,24 @@ template <class T, int N, class F, class... Packs> INLINE Pack<T, N> map_packs(u
     return out;
 }
 
-// Sets a row to f(i, x, y, ...) of others, whose types may differ.
+// Calls f for this thread's packs of a row: 16 bytes or, behind the last of them or if the row is not aligned, one element.
+// Four are loaded before the first is used.
+template <class T, class F> INLINE void for_row_packs(const T* row, u64 width, u32 thread, u32 threads, F f) {
+    constexpr int SIZE = Vector<T>::SIZE, DEPTH = 4;
+    const u64 packs = aligned16(row) ? width / SIZE : 0;
+    for (u64 i = thread; i < packs; i += DEPTH * threads) {
+        Pack<T, SIZE> loaded[DEPTH];
+#pragma unroll
+        for (int k = 0; k < DEPTH; k++)
+            if (i + k * threads < packs) loaded[k] = reinterpret_cast<const Pack<T, SIZE>*>(row)[i + k * threads];
+#pragma unroll
+        for (int k = 0; k < DEPTH; k++)
+            if (i + k * threads < packs) f(loaded[k]);
+    }
+    for (u64 i = packs * SIZE + thread; i < width; i += threads) f(Pack<T, 1>{{row[i]}});
+}
+
+// Sets a row to f(i, x, y, ...) of others, whose types may differ, or of its own elements.
 template <class T, class F, class... Rows>
 INLINE void map_rows(T* out, u64 width, u32 thread, u32 threads, F f, const Rows*... rows) {
     constexpr int SIZE = Vector<T>::SIZE;
@@ -141,6 +163,11 @@ INLINE void map_rows(T* out, u64 width, u32 thread, u32 threads, F f, const Rows
     for (u64 i = thread; i < packs; i += threads)
         reinterpret_cast<Pack<T, SIZE>*>(out)[i] = map_packs<T, SIZE>(i * SIZE, f, reinterpret_cast<const Pack<Rows, SIZE>*>(rows)[i]...);
     for (u64 i = packs * SIZE + thread; i < width; i += threads) out[i] = f(i, rows[i]...);
+}
+
+// Overwrites the second of two rows of equal width with f(i, x, y).
+template <class T, class F> INLINE void map_row(const T* row, T* out, u64 width, u32 thread, u32 threads, F f) {
+    map_rows(out, width, thread, threads, f, row, (const T*)out);
 }
 
 // Groups of threads that work on one row: blockDim.x threads, a multiple of 32. If blockDim.x is 32, the rows of a

@@ -7,7 +7,7 @@
 
 INLINE Statistics row_statistics(const T* x, u64 width) {
     Statistics own;
-    for_row(x, width, threadIdx.x, blockDim.x, [&](u64, T x) { own.add(widen(x)); });
+    for_row_packs(x, width, threadIdx.x, blockDim.x, [&](const auto& pack) { own.add(pack); });
     return own.joined();
 }
 

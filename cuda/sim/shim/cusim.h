@@ -364,6 +364,9 @@ inline unsigned __ballot_sync(unsigned, bool mine) {
     });
     return result;
 }
+inline void forget(unsigned&) {}
+inline float fast_exp2(float x) { return exp2f(x); }
+inline float fast_reciprocal(float x) { return 1 / x; }
 inline int __popcll(unsigned long long x) { return __builtin_popcountll(x); }
 inline UNCHECKED unsigned long long atomicMin(unsigned long long* at, unsigned long long value) {
     cusim::access_atomically(at, sizeof *at);

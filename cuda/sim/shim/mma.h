@@ -92,6 +92,5 @@ template <class H> inline u32 packed(H, float low, float high) {
     narrow(high, b);
     return a.bits | (u32)b.bits << 16;
 }
-inline float fast_exp2(float x) { return exp2f(x); }
 
 #include "wgmma.h"

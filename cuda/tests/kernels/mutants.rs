@@ -82,28 +82,34 @@ const MUTANTS: &[Mutant] = mutants! {
     tail_of_the_head_not_zero in "attention": "&& column + right < width;" => ";";
     values_of_what_was_dropped in "attention": "s[n][e] = p * m;" => "s[n][e] = p;";
     scores_of_what_was_dropped in "attention": "(dp[n][e] * m - delta)" => "(dp[n][e] - delta)";
+    lanes_of_delta_forgotten in "attention": "distance = lanes / 2;" => "distance = lanes / 4;";
+    delta_behind_the_last_query in "attention": "if (query < a.queries) delta[" => "delta[";
+    delta_of_another_row_of_the_group in "attention": "if (own == row + r) delta" => "if (own == row) delta";
     dropout_of_another_query in "attention_rows": "+ coordinate(2, query)" => "+ (u64)query";
     nothing_that_counts in "attention_rows": "(kept == A(0) ? A(0) : kept * out[i])" => "kept * out[i]";
     keys_of_all_queries in "attention_rows": "end = keys_of(a, batch, query).end;" => "end = a.keys;";
     // Sums and maxima
-    maximum_without_rescaling in "softmax": "sum_exp *= real::exp(max - x);" => "";
+    maximum_without_rescaling in "softmax": "sum_exp *= exp_for<T>(max - largest);" => "";
     mean_of_the_wrong_sum in "norm":
         "total = CENTRED ? group_sum(total) / (A)width : A(0);" => "total = A(0);";
     nan_lost in "reduce": "max != max && widen(x) != widen(x)" => "false";
     // Indices
     wrong_row in "softmax": "y += row * width;" => "y += row * blockDim.x;";
     column_beyond_the_row in "norm": "warp > 1 || column >= width" => "warp > 1";
-    gradient_before_of_the_first_row in "norm": "before ? before + row * width : dy" => "before ? before : dy";
+    gradient_before_of_the_first_row in "norm": "(before ? before : dy) + row" => "before ? before : dy + row";
     a_warp_forgotten in "norm": "k = 1; k < WARPS" => "k = 2; k < WARPS";
     last_row_left_out in "norm":
         "first + block_rows < rows ? first + block_rows : rows" => "first + block_rows - 1";
     blocks_in_place_of_rows in "reduce":
         "at = row / blocks, first = row % blocks * block_size;" => "at = row % blocks, first = row / blocks * block_size;";
-    strides_ignored in "pointwise": "if (!layout.dense) locate<2>(layout, i, at);" => "";
+    strides_ignored in "pointwise": "if (layout.dense) {" => "if (true) {";
     tail_forgotten in "pointwise":
-        "+ first; i < n; i += step) {" => "+ first; i + 1 < n; i += step) {";
-    unaligned_vectors in "softmax": "aligned16(row) && aligned16(out) ? width" => "true ? width";
-    unaligned_packs in "norm": "aligned16(out) && (aligned16(rows) && ...) ? width" => "true ? width";
+        "i = packs * SIZE + thread; i < width;" => "i = packs * SIZE + thread; i + 1 < width;";
+    unaligned_packs_of_a_sum in "softmax": "packs = aligned16(row) ? width" => "packs = true ? width";
+    packs_loaded_but_not_used in "softmax": "k < DEPTH; k++)\n            if (i + k * threads < packs) f" => "k < 3; k++)\n            if (i + k * threads < packs) f";
+    unaligned_packs in "dropout": "aligned16(out) && (aligned16(rows) && ...) ? width" => "true ? width";
+    held_packs_of_any_width in "norm": "if (width % SIZE == 0 && aligned16(x)" => "if (aligned16(x)";
+    packs_beyond_those_held_forgotten in "norm": "i < packs; i += blockDim.x) f(HELD" => "false; i += blockDim.x) f(HELD";
     packs_of_any_width in "norm": "packs = width % SIZE == 0 && " => "packs = ";
     packs_of_any_head in "rotary": "steps % SIZE == 0 && aligned16(x)" => "aligned16(x)";
     tail_of_a_cast_forgotten in "cast": "i = packs * SIZE + first; i < n" => "i = packs * SIZE + first; i + 1 < n";

@@ -210,7 +210,7 @@ fn products(
 ) -> Result<(Attention, Tensor, Tensor)> {
     let Shape { batch, queries, heads, .. } = call.shape;
     let dout = readable(call.kernels, dout, call.width)?;
-    let (device, rows) = (out.device(), batch * heads * queries);
+    let (device, warps) = (out.device(), batch * heads * queries.div_ceil(32));
     let mut delta = Tensor::empty(device, lse.dtype(), &[batch, heads, queries])?;
     // The padding is zero in dout, so the sum needs only the unpadded elements.
     let width = call.shape.width as i64;
@@ -221,7 +221,7 @@ fn products(
         .output(&mut delta)
         .value(batch as u64)
         .value(Attention { width, ..a })
-        .run([rows.div_ceil(SUMS / 32), 1, 1], [SUMS, 1, 1])?;
+        .run([warps.div_ceil(SUMS / 32), 1, 1], [SUMS, 1, 1])?;
     Ok((a, dout, delta))
 }
 

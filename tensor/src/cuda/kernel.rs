@@ -17,6 +17,8 @@ pub(crate) const MOST_BLOCKS: usize = 65_535;
 const THREADS: usize = 256;
 /// Elements per thread of an elementwise kernel, if there are enough.
 const ELEMENTS: usize = 8;
+/// Units of 16 bytes of a row that a thread holds in registers. Mirrors `HELD` of norm.cu.
+const HELD: usize = 4;
 
 /// A launch on the device of its operands. `run` returns the first error of any argument.
 #[must_use]
@@ -204,6 +206,17 @@ impl Kernel<'_> {
             false => ([rows, 1, 1], [128, 1, 1]),
         };
         self.run(grid, block)
+    }
+
+    /// Enqueues a kernel whose groups of threads hold each of `rows` rows of `width` in registers: the fewest warps
+    /// that can, at most 16.
+    pub(crate) fn run_held_rows(self, rows: usize, width: usize) -> Result<()> {
+        let elements = 16 / self.dtype.size();
+        let units = if width.is_multiple_of(elements) { width / elements } else { width };
+        let threads = units.div_ceil(HELD).next_power_of_two().clamp(32, 512);
+        // Blocks of one warp a row have four rows.
+        let along_y = if threads == 32 { 4 } else { 1 };
+        self.run([rows.div_ceil(along_y), 1, 1], [threads, along_y, 1])
     }
 }
 

@@ -43,7 +43,7 @@ pub(crate) fn forward<N: NormKind>(
         .value(rows as u64)
         .value(width as u64)
         .value(eps)
-        .run_rows(rows, width)?;
+        .run_held_rows(rows, width)?;
     Ok((y, mean, rstd))
 }
 
@@ -88,7 +88,7 @@ fn backward_input<N: NormKind>(
         .output(&mut dx)
         .value(rows as u64)
         .value(width as u64)
-        .run_rows(rows, width)?;
+        .run_held_rows(rows, width)?;
     Ok(dx)
 }
 

@@ -300,7 +300,9 @@ impl Problem {
             .input(&self.dout)
             .input(&out);
         let kernel = kernel.output(&mut delta).value(self.batch() as u64).value(self.a);
-        kernel.run([self.delta.numel().div_ceil(8), 1, 1], [256, 1, 1]);
+        let &[batch, heads, queries] = self.delta.dims() else { unreachable!() };
+        let warps = batch * heads * queries.div_ceil(32);
+        kernel.run([warps.div_ceil(8), 1, 1], [256, 1, 1]);
         // A sum of products up to 1.
         let eps = acc.epsilon() * self.a.width as f64;
         let got = read(acc, self.delta.dims(), &delta);

@@ -7,7 +7,7 @@ use crate::support::*;
 
 pub fn check(simulator: &Simulator) {
     for dtype in FLOATS {
-        for (rows, width) in [(1, 1), (5, 7), (3, 33), (70, 64), (2, 1031), (9, 1024)] {
+        for (rows, width) in [(1, 1), (5, 7), (3, 33), (70, 64), (2, 1031), (9, 1024), (2, 2304)] {
             for centred in [true, false] {
                 check_norm(simulator, dtype, (rows, width), centred, false);
                 check_norm(simulator, dtype, (rows, width), centred, true);
