@@ -117,9 +117,10 @@ impl Nvrtc {
     }
 
     /// All options of a compilation: language, target (`sm_90`, or `sm_90a` with what only this architecture has), and the
-    /// file's own.
+    /// file's own. NVRTC 13.0 takes a generic lambda for a function of the host unless it is told otherwise.
     pub fn options(target: &str, of_file: &[&str]) -> Vec<String> {
         let mut options = vec!["--std=c++17".into(), format!("--gpu-architecture={target}")];
+        options.push("--device-as-default-execution-space".into());
         options.extend(of_file.iter().map(|option| option.to_string()));
         options
     }
