@@ -43,6 +43,7 @@ const STACK: &[(&str, &str)] = &[
     ("attention_bias/attention_backward_bias_96_bf16", TIGHT),
     ("attention_bias/attention_backward_keys_dropout_64_bf16", DROPOUT),
     ("attention_bias/attention_backward_keys_dropout_64_f16", DROPOUT),
+    ("attention_bias/attention_backward_keys_dropout_96_f16", DROPOUT),
     ("attention_bias/attention_backward_queries_128_f16", TIGHT),
     ("attention_bias/attention_dropout_64_bf16", DROPOUT),
     ("attention_rows/attention_rows_backward_bias_dropout_f64", TIGHT),
