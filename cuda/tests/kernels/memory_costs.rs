@@ -30,6 +30,7 @@ const COSTLY: &[(&str, &str)] = &[
         "adjacent biases, which lie anywhere, are loaded singly",
     ),
     ("attention_rows/attention_rows", "a lane reads a row of its own; for checks and small models"),
+    ("attention_warpgroup/attention_backward_keys", BESIDE),
     ("copy/select", "the largest launch has transposed operands"),
     ("round/", "a thread has four adjacent elements, which share a draw"),
     ("zero_bitmap/zero_pack", "what a warp keeps begins at any element"),
