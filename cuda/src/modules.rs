@@ -14,9 +14,6 @@ use crate::kernels::{self, ElementType, KernelSource};
 use crate::nvrtc::Nvrtc;
 use crate::{Error, Result};
 
-/// Dynamic shared memory that needs no opt-in.
-const SHARED_BY_DEFAULT: usize = 48 << 10;
-
 /// A kernel of a loaded module.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Function {
@@ -152,9 +149,10 @@ impl Drop for Module {
 }
 
 impl Function {
-    /// Opts in to `bytes` of dynamic shared memory.
+    /// Opts in to `bytes` of dynamic shared memory: together with what the kernel itself declares it may exceed the 48 KiB
+    /// that need no opt-in.
     pub(crate) fn allow_shared(&self, bytes: usize) -> Result<()> {
-        if bytes <= SHARED_BY_DEFAULT {
+        if bytes == 0 {
             return Ok(());
         }
         let attribute = sys::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;

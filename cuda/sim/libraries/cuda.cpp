@@ -33,7 +33,7 @@ using Launch = const char* (*)(const char*, Dim3, Dim3, size_t, int, void**);
 using Sizes = const size_t* (*)(const char*);
 
 struct Module { Launch launch; Sizes sizes; };
-struct Function { Launch launch; const size_t* sizes; std::string name; };
+struct Function { Launch launch; const size_t* sizes; std::string name; int shared = 0; };
 
 size_t used = 0;                       // bytes that are mapped
 const char* failure = nullptr;         // of any kernel: it stays
@@ -405,12 +405,17 @@ API cuModuleGetFunction(void** function, void* handle, const char* name) {
     *function = new Function{module->launch, sizes, name};  // as many as there are kernels: they stay
     return SUCCESS;
 }
-API cuFuncSetAttribute(void*, int, int) { return SUCCESS; }
+API cuFuncSetAttribute(void* function, int attribute, int value) {
+    if (attribute == 8) ((Function*)function)->shared = value;
+    return SUCCESS;
+}
 API cuLaunchKernel(void* handle, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared,
                    void* stream, void** arguments, void**) {
     LOCKED;
     const Function* function = (const Function*)handle;
     if (!gx || !gy || !gz || bx * by * bz > 1024) return INVALID_VALUE;
+    // 48 KiB need no opt-in, of which a kernel may take some itself.
+    if (shared > 40 << 10 && (int)shared > function->shared) return INVALID_VALUE;
     // As with the driver, the arguments are copied now.
     auto copies = std::make_shared<std::vector<std::string>>();
     for (const size_t* size = function->sizes; *size; size++) copies->emplace_back((const char*)*arguments++, *size);
