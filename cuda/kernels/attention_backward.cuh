@@ -7,8 +7,8 @@ INLINE void backward_queries(const T* q, const T* k, const T* v, const T* dout, 
     constexpr int TILE = ROW_SIZE<D>;
     // Keys of the next tile are copied while those of this one are multiplied, values too if there is room.
     constexpr int VALUES = D == 128 && !WARPGROUPS ? 1 : 2;
-    // Queries and dout stay in registers where these suffice. Narrow heads leave them to a second block of warpgroups.
-    constexpr bool HELD = (D == 64) != WARPGROUPS && !BIASED && !Drops::DRAWS, BOTH_HELD = HELD && D < 128;
+    // Queries and dout stay in registers where these suffice.
+    constexpr bool HELD = D == 64 && !WARPGROUPS && !BIASED && !Drops::DRAWS;
     DYNAMIC_SHARED(T, memory);
     T *q_tile = memory, *dout_tile = q_tile + QUERIES * TILE, *k_tiles = dout_tile + QUERIES * TILE, *v_tiles = k_tiles + 2 * KEYS * TILE;
     SHARED(Keys, seen_tile, QUERIES);
@@ -44,7 +44,7 @@ INLINE void backward_queries(const T* q, const T* k, const T* v, const T* dout, 
         row_delta[i / 2][i % 2] = delta[at];
     }
     Rows<D, M, HELD, QUERIES> queries(q_tile + together * ROW_STEP<D>);
-    Rows<D, M, BOTH_HELD, QUERIES> douts(dout_tile + together * ROW_STEP<D>);
+    Rows<D, M, HELD, QUERIES> douts(dout_tile + together * ROW_STEP<D>);
     if (HELD) {
         copy_wait<0>();
         __syncthreads();
@@ -104,7 +104,7 @@ INLINE void backward_queries(const T* q, const T* k, const T* v, const T* dout, 
 template <int D, class Drops>
 INLINE void backward_keys(const T* q, const T* k, const T* v, const T* dout, const float* lse, const float* delta, T* dk, T* dv, const Attention& a, Drops drops) {
     // Keys and values stay in registers, where these suffice, and leave shared memory to tiles of queries.
-    constexpr bool HELD = (D == 64 || !WARPGROUPS) && !BIASED && !Drops::DRAWS;
+    constexpr bool HELD = !WARPGROUPS && !BIASED && !Drops::DRAWS;
     constexpr int M = D == 64 ? MOST_ROWS : 1, OWN = 16 * M, WARPS = HELD && M == 1 ? 8 : BLOCK_WARPS, KEYS = OWN * WARPS;
     constexpr int QUERIES = HELD || WARPGROUPS ? 64 : 32, SUB = WARPGROUPS ? QUERIES : 16, N = SUB / 8, TILE = ROW_SIZE<D>;
     static_assert(!HELD || KEYS == 2 * QUERIES, "two stages of queries take the room of keys and values");

@@ -55,7 +55,7 @@ INLINE void forward(const T* q, const T* k, const T* v, T* out, float* lse, cons
     // Warpgroups have room for the tiles of two iterations.
     constexpr bool TWO_STAGES = WARPGROUPS;
     constexpr int STAGES = TWO_STAGES ? 2 : 1, TILE = KEYS * ROW_SIZE<D>;
-    constexpr bool HELD = D == 64 && M == MOST_ROWS;
+    constexpr bool HELD = D == 64 && M == MOST_ROWS && !WARPGROUPS;
     DYNAMIC_SHARED(T, memory);
     T *q_tile = memory, *k_tiles = q_tile + QUERIES * ROW_SIZE<D>, *v_tiles = k_tiles + STAGES * TILE;
     SHARED(Keys, seen_tile, QUERIES);

@@ -52,20 +52,13 @@ template <int D, int ROWS> INLINE u64 descriptor(const T* tile) {
 // Moves a descriptor on by elements.
 INLINE u64 moved(u64 descriptor, int elements) { return descriptor + (elements * 2 >> 4); }
 
-// The left factor of `multiply_rows`: 64 rows of a tile of ROWS rows, which products read from shared memory or, if HELD, from
-// fragments that are loaded once.
+// The left factor of `multiply_rows`: 64 rows of a tile of ROWS rows, which products read from shared memory. They are not held in
+// fragments: NVRTC 13.0 gives the registers of fragments that a loop's products read to others behind the first of them.
 template <int D, int M, bool HELD, int ROWS> struct Rows {
+    static_assert(!HELD, "products would read other numbers from the second iteration on");
     const T* tile;
-    u32 held[HELD ? D / 16 : 1][4];
     INLINE Rows(const T* tile) : tile(tile) {}
-    INLINE void hold() {
-        if constexpr (HELD) {
-            const int lane = threadIdx.x & 31, warp = warp_number() % TOGETHER;
-#pragma unroll
-            for (int k = 0; k < D / 16; k++)
-                load_matrices(held[k], tile + place_in_tile<D, ROWS>(warp * 16 + (lane & 15), k * 16 + (lane >> 4) * 8));
-        }
-    }
+    INLINE void hold() {}
 };
 
 // Elements from a tile's first column to another, of which the part in a block is a multiple of 16.
@@ -79,16 +72,11 @@ template <int LATER, int N> INLINE void finish(float (*c)[N][4]) {
 
 // Starts c (64, 8 N) = a (64, D) b (8 N, D)^T, with b in shared memory; `finish` completes it.
 template <int D, int N, int M, bool HELD, int ROWS> INLINE void multiply_rows(float (*c)[N][4], const Rows<D, M, HELD, ROWS>& a, const T* b) {
-    const u64 right = descriptor<D, 8 * N>(b);
+    const u64 left = descriptor<D, ROWS>(a.tile), right = descriptor<D, 8 * N>(b);
     products_begin();
 #pragma unroll
-    for (int k = 0; k < D; k += 16) {
-        const u64 part = moved(right, to_column<D, 8 * N>(k));
-        if constexpr (HELD)
-            multiply_group<8 * N, false>(T(), c[0], a.held[k / 16], part, k > 0);
-        else
-            multiply_group<8 * N, false>(T(), c[0], moved(descriptor<D, ROWS>(a.tile), to_column<D, ROWS>(k)), part, k > 0);
-    }
+    for (int k = 0; k < D; k += 16)
+        multiply_group<8 * N, false>(T(), c[0], moved(left, to_column<D, ROWS>(k)), moved(right, to_column<D, 8 * N>(k)), k > 0);
     products_commit();
 }
 

@@ -29,14 +29,6 @@ template <class W, int N> struct OwnPacks {
         for (u32 k = 0; k < HELD; k++)
             if (threadIdx.x + k * blockDim.x < packs) held[k] = row[threadIdx.x + k * blockDim.x];
     }
-    // Makes the compiler compute anew what it has computed of the packs, in place of holding that, too.
-    INLINE void forget_computed() {
-        constexpr int WORDS = sizeof(held[0]) / 4;
-#pragma unroll
-        for (u32 k = 0; k < HELD; k++)
-#pragma unroll
-            for (int j = 0; j < WORDS; j++) forget(reinterpret_cast<u32*>(&held[k])[j]);
-    }
     INLINE Pack<W, N> at(u32 k, u32 i) const { return k < HELD ? held[k] : row[i]; }
 };
 
@@ -99,49 +91,35 @@ KERNEL(512, rms_norm_wide)(const T* x, const A* weight, T* y, A* rstd, u64 rows,
     forward<false>(x, weight, (const A*)nullptr, y, nullptr, rstd, rows, width, eps);
 }
 
-template <bool CENTRED, int N, class W>
-INLINE void backward_row(const T* dy, const T* x, const A* mean, const A* rstd, const W* weight, const T* before, T* dx, u64 row,
-                         u64 width) {
-    const u32 packs = width / N;
-    OwnPacks<T, N> own_dy(dy + row * width, packs), own(x + row * width, packs);
-    const Pack<W, N>* scale = reinterpret_cast<const Pack<W, N>*>(weight);
-    // Without a gradient before something else is loaded in its place, so that the loop has no branch.
-    const OwnPacks<T, N> first((before ? before : dy) + row * width, packs);
-    const A m = CENTRED ? mean[row] : A(0), r = rstd[row];
-    A total = A(0), along = A(0);
-    for_own_packs(packs, [&](u32 k, u32 i) {
-        const auto add = [&](u64, T dy, T x, W weight) {
-            const A g = widen(dy) * widen(weight);
-            total += g;
-            along += g * ((widen(x) - m) * r);
-        };
-        for_packs<N>(0, add, own_dy.at(k, i), own.at(k, i), scale[i]);
-    });
-    total = CENTRED ? group_sum(total) / (A)width : A(0);
-    along = group_sum(along) / (A)width;
-    own_dy.forget_computed();
-    own.forget_computed();
-    for_own_packs(packs, [&](u32 k, u32 i) {
-        const auto result = [&](u64, T dy, T x, W weight, T first) {
-            const A h = (widen(x) - m) * r;
-            const T gradient = rounded<T>(r * (widen(dy) * widen(weight) - total - h * along));
-            return before ? rounded<T>(widen(first) + widen(gradient)) : gradient;
-        };
-        reinterpret_cast<Pack<T, N>*>(dx + row * width)[i] =
-            map_packs<T, N>(0, result, own_dy.at(k, i), own.at(k, i), scale[i], first.at(k, i));
-    });
-}
-
 template <bool CENTRED, class W>
 INLINE void backward_input(const T* dy, const T* x, const A* mean, const A* rstd, const W* weight, const T* before, T* dx, u64 rows,
                            u64 width) {
-    constexpr int SIZE = Vector<T>::SIZE;
     const u64 row = group_row();
     if (row >= rows) return;
-    if (width % SIZE == 0 && aligned16(dy) && aligned16(x) && aligned16(weight) && aligned16(before) && aligned16(dx))
-        backward_row<CENTRED, SIZE>(dy, x, mean, rstd, weight, before, dx, row, width);
-    else
-        backward_row<CENTRED, 1>(dy, x, mean, rstd, weight, before, dx, row, width);
+    dy += row * width;
+    x += row * width;
+    dx += row * width;
+    const A m = CENTRED ? mean[row] : A(0), r = rstd[row];
+    A total = A(0), along = A(0);
+    for_rows(
+        width, threadIdx.x, blockDim.x,
+        [&](u64, T dy, T x, W weight) {
+            A g = widen(dy) * widen(weight);
+            total += g;
+            along += g * ((widen(x) - m) * r);
+        },
+        dy, x, weight);
+    total = CENTRED ? group_sum(total) / (A)width : A(0);
+    along = group_sum(along) / (A)width;
+    // Without a gradient before something else is loaded in its place, so that the loop has no branch.
+    map_rows(
+        dx, width, threadIdx.x, blockDim.x,
+        [&](u64, T dy, T x, W weight, T first) {
+            A h = (widen(x) - m) * r;
+            const T own = rounded<T>(r * (widen(dy) * widen(weight) - total - h * along));
+            return before ? rounded<T>(widen(first) + widen(own)) : own;
+        },
+        dy, x, weight, before ? before + row * width : dy);
 }
 
 KERNEL(512, layer_norm_backward_input)

@@ -31,8 +31,6 @@ INLINE void narrow(float x, f16& y) { asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y.bits
 // 2^x within 2 ulp, 0 for minus infinity; 1 / x within 1 ulp. Of one instruction each.
 INLINE float fast_exp2(float x) { float y; asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
 INLINE float fast_reciprocal(float x) { float y; asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
-// Makes the compiler compute anew what it has computed of a word, in place of holding that, too.
-INLINE void forget(u32& word) { asm volatile("" : "+r"(word)); }
 #endif
 
 INLINE float widen(float x) { return x; }

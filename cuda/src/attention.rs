@@ -73,8 +73,6 @@ impl Blocks {
         // Rows of tiles: those of the block, and for gradients as many of dout or of values; two tiles each of the others.
         let tiles = match pass {
             Pass::Forward => 128 + 4 * 64,
-            // Keys and values stay in registers, and leave their room to two tiles of queries and of dout.
-            Pass::Keys if width == 64 => 4 * 64,
             Pass::Queries | Pass::Keys => 2 * 128 + 4 * 64,
             Pass::Bias => return None,
         };

@@ -364,7 +364,6 @@ inline unsigned __ballot_sync(unsigned, bool mine) {
     });
     return result;
 }
-inline void forget(unsigned&) {}
 inline float fast_exp2(float x) { return exp2f(x); }
 inline float fast_reciprocal(float x) { return 1 / x; }
 inline int __popcll(unsigned long long x) { return __builtin_popcountll(x); }

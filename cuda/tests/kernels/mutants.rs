@@ -96,7 +96,7 @@ const MUTANTS: &[Mutant] = mutants! {
     // Indices
     wrong_row in "softmax": "y += row * width;" => "y += row * blockDim.x;";
     column_beyond_the_row in "norm": "warp > 1 || column >= width" => "warp > 1";
-    gradient_before_of_the_first_row in "norm": "(before ? before : dy) + row" => "before ? before : dy + row";
+    gradient_before_of_the_first_row in "norm": "before ? before + row * width : dy" => "before ? before : dy";
     a_warp_forgotten in "norm": "k = 1; k < WARPS" => "k = 2; k < WARPS";
     last_row_left_out in "norm":
         "first + block_rows < rows ? first + block_rows : rows" => "first + block_rows - 1";

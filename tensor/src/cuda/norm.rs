@@ -88,7 +88,7 @@ fn backward_input<N: NormKind>(
         .output(&mut dx)
         .value(rows as u64)
         .value(width as u64)
-        .run_held_rows(rows, width)?;
+        .run_rows(rows, width)?;
     Ok(dx)
 }
 
