@@ -75,12 +75,22 @@ fn attention_gives_what_the_cpu_gives() -> Result<()> {
 }
 
 #[test]
-fn attention_without_warpgroups_gives_what_the_cpu_gives() -> Result<()> {
-    let test = "attention_without_warpgroups_gives_what_the_cpu_gives";
-    let Some(config) = ferrotron_cuda_sim::gpu(test) else { return Ok(()) };
-    let gpu = Device::cuda(&GpuConfig { warpgroups: false, ..config })?;
-    assert!(!gpu.gpu().unwrap().uses_warpgroups());
-    agrees(&gpu, &[DType::BF16])
+fn attention_by_warpgroups_gives_what_the_cpu_gives() -> Result<()> {
+    let Some(gpu) = with_warpgroups("attention_by_warpgroups_gives_what_the_cpu_gives")? else {
+        return Ok(());
+    };
+    agrees(&gpu, &[DType::BF16, DType::F16])
+}
+
+/// A GPU that multiplies by warpgroups, unless `test` has none.
+fn with_warpgroups(test: &str) -> Result<Option<Device>> {
+    let Some(config) = ferrotron_cuda_sim::gpu(test) else { return Ok(None) };
+    let gpu = Device::cuda(&GpuConfig { warpgroups: true, ..config })?;
+    if !gpu.gpu().unwrap().uses_warpgroups() {
+        println!("{test}: this GPU has no products of warpgroups");
+        return Ok(None);
+    }
+    Ok(Some(gpu))
 }
 
 fn agrees(gpu: &Device, dtypes: &[DType]) -> Result<()> {
@@ -202,13 +212,23 @@ fn check(gpu: &Device, here: [&Tensor; 3], sizes: Sizes, config: &AttentionConfi
 #[test]
 fn long_sequences_give_what_f32_gives() -> Result<()> {
     let Some(gpu) = gpu("long_sequences_give_what_f32_gives")? else { return Ok(()) };
+    long_sequences(&gpu)
+}
+
+#[test]
+fn long_sequences_by_warpgroups_give_what_f32_gives() -> Result<()> {
+    let test = "long_sequences_by_warpgroups_give_what_f32_gives";
+    with_warpgroups(test)?.map_or(Ok(()), |gpu| long_sequences(&gpu))
+}
+
+fn long_sequences(gpu: &Device) -> Result<()> {
     let is_real = std::env::var_os("FERROTRON_TEST_GPU").is_some();
     let lengths: &[usize] = if is_real { &[1024, 2048] } else { &[70] };
     for &length in lengths {
         for width in [64, 96, 128] {
             let sizes = Sizes([1, length, length, 2, 1, width]);
             let config = &sizes.config(AttentionMask::Causal, false)?;
-            let random = |heads, seed| small(&gpu, DType::BF16, &[1, length, heads, width], seed);
+            let random = |heads, seed| small(gpu, DType::BF16, &[1, length, heads, width], seed);
             let (q, k, v, dout) = (random(2, 1)?, random(1, 2)?, random(1, 3)?, random(2, 5)?);
             let all = |q: &Tensor, k: &Tensor, v: &Tensor, dout: &Tensor| -> Result<[Tensor; 5]> {
                 let (out, lse) = attention(q, k, v, config)?;
