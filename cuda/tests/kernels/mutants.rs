@@ -53,7 +53,7 @@ const MUTANTS: &[Mutant] = mutants! {
     blocks_of_columns_too_close in "attention_warpgroup": "BLOCKS_APART = ROWS * ROW_BYTES" => "BLOCKS_APART = 8 * ROW_BYTES";
     warps_that_do_not_multiply_together in "attention_warpgroup":
         "KeysOfRows own(a, batch, first + together, TOGETHER * OWN);" => "KeysOfRows own(a, batch, own_first, OWN);";
-    rows_of_another_warpgroup in "attention_warpgroup": "warp_number() % TOGETHER" => "warp_number() % 2";
+    rows_of_another_warpgroup in "attention_warpgroup": "q_tile + together * ROW_STEP<D>" => "q_tile";
     last_tile_of_keys_forgotten in "attention":
         "keys_of(a, batch, last).end}" => "keys_of(a, batch, last).end - 32}";
     window_one_key_wider in "attention": " start = position + 1 - a.window" => " start = position - a.window";
