@@ -125,12 +125,12 @@ fn products(device: &Device) -> Result<()> {
     Ok(())
 }
 
-/// Measures attention; on Hopper also by products of warpgroups, `wgmma`.
+/// Measures attention; on Hopper also with the kernels of other GPUs, `mma.sync`.
 fn attentions(device: &Device) -> Result<()> {
     attention_of(device, "attention")?;
-    let other = Device::cuda(&GpuConfig { warpgroups: true, ..GpuConfig::new(0) })?;
-    if other.gpu().is_some_and(Gpu::uses_warpgroups) {
-        attention_of(&other, "attention, wgmma")?;
+    if device.gpu().is_some_and(Gpu::uses_warpgroups) {
+        let other = Device::cuda(&GpuConfig { warpgroups: false, ..GpuConfig::new(0) })?;
+        attention_of(&other, "attention, mma.sync")?;
     }
     Ok(())
 }

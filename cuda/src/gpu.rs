@@ -8,7 +8,7 @@ use crate::context::Context;
 use crate::cubin_cache::CubinCache;
 use crate::cublaslt::{AlgorithmChoice, CublasLt, Matmul};
 use crate::device_scalars::{BadIndex, DeviceScalars, StepCell};
-use crate::kernels::{ElementType, compiles_warpgroups};
+use crate::kernels::{ElementType, WARPGROUPS, compiles_warpgroups};
 use crate::launch::Launch;
 use crate::library::Search;
 use crate::modules::{Function, Modules};
@@ -27,8 +27,8 @@ pub struct GpuConfig {
     pub cache: CubinCache,
     /// Choice among the algorithms of matrix products.
     pub algorithms: AlgorithmChoice,
-    /// Whether attention uses products of warpgroups where the GPU has them, on Hopper. Off unless asked for: these kernels
-    /// have not passed their tests on a GPU yet.
+    /// Whether attention uses products of warpgroups where the GPU has them, on Hopper; without, its kernels are those of
+    /// other GPUs.
     pub warpgroups: bool,
 }
 
@@ -42,7 +42,7 @@ impl GpuConfig {
             search,
             cache,
             algorithms: AlgorithmChoice::Heuristic,
-            warpgroups: false,
+            warpgroups: true,
         }
     }
 }
@@ -82,7 +82,7 @@ impl Gpu {
     pub fn fake(architecture: Architecture) -> Result<Gpu> {
         let context = Context::fake(architecture);
         let products = CublasLt::fake(&context)?;
-        Self::from_parts(context, None, products, false)
+        Self::from_parts(context, None, products, architecture == WARPGROUPS)
     }
 
     fn from_parts(
