@@ -107,7 +107,7 @@ const MUTANTS: &[Mutant] = mutants! {
         "i = packs * SIZE + thread; i < width;" => "i = packs * SIZE + thread; i + 1 < width;";
     unaligned_packs_of_a_sum in "softmax": "packs = aligned16(row) ? width" => "packs = true ? width";
     packs_loaded_but_not_used in "softmax": "k < DEPTH; k++)\n            if (i + k * threads < packs) f" => "k < 3; k++)\n            if (i + k * threads < packs) f";
-    unaligned_packs in "dropout": "aligned16(out) && (aligned16(rows) && ...) ? width" => "true ? width";
+    unaligned_packs in "norm": "aligned16(out) && (aligned16(rows) && ...) ? width" => "true ? width";
     held_packs_of_any_width in "norm": "if (width % SIZE == 0 && aligned16(x)" => "if (aligned16(x)";
     packs_beyond_those_held_forgotten in "norm": "i < packs; i += blockDim.x) f(HELD" => "false; i += blockDim.x) f(HELD";
     packs_of_any_width in "norm": "packs = width % SIZE == 0 && " => "packs = ";
