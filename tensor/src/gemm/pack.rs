@@ -102,15 +102,13 @@ unsafe fn copy_rows<V: Vector, S: Element<Acc = V::Scalar>>(task: &PackTask<V::S
                 width,
                 steps,
             };
+            let whole = lanes.is_multiple_of(V::LANES) && width >= V::LANES;
             // SAFETY: source and panels hold `count` lanes, the panels rounded up to registers.
             unsafe {
                 match lanes / V::LANES {
-                    _ if lanes % V::LANES > 0 || width < V::LANES => {
-                        part.copy_lanes::<V>(lanes, panel_stride)
-                    }
-                    1 => part.copy_registers::<V, 1>(),
-                    2 => part.copy_registers::<V, 2>(),
-                    3 => part.copy_registers::<V, 3>(),
+                    1 if whole => part.copy_registers::<V, 1>(),
+                    2 if whole => part.copy_registers::<V, 2>(),
+                    3 if whole => part.copy_registers::<V, 3>(),
                     _ => part.copy_lanes::<V>(lanes, panel_stride),
                 }
             }
