@@ -11,6 +11,9 @@ use ferrotron_cuda::nvrtc::Architecture;
 /// Set to write the table anew.
 const UPDATE: &str = "UPDATE_MACHINE_CODE";
 
+/// Instructions of an iteration that the compiler may make more or fewer in another run: 4794 and 4795 were seen.
+const RUNS: u32 = 2;
+
 /// The numbers of one kernel's code for one generation of GPUs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Facts {
@@ -294,10 +297,33 @@ pub fn compare(version: (u32, u32), all: &BTreeMap<String, BTreeMap<Architecture
     };
     let (gone, new) = (only(&kept, &made, "-"), only(&made, &kept, "+"));
     assert!(
-        kept == made,
+        alike(&kept, &made),
         "the machine code has changed; {UPDATE}=1 writes {} anew:\n{gone}{new}",
         path.display()
     );
+}
+
+/// Whether two tables have the same names and numbers. Numbers of hundreds of instructions may differ by [`RUNS`]; bytes, which
+/// are multiples of 4, may not.
+fn alike(kept: &str, made: &str) -> bool {
+    let near = |one: &str, other: &str| match (one.parse::<u32>(), other.parse::<u32>()) {
+        (Ok(one), Ok(other)) if one > 200 => one.abs_diff(other) <= RUNS,
+        _ => one == other,
+    };
+    let words = |table: &str| table.split_whitespace().count();
+    let mut pairs = kept.split_whitespace().zip(made.split_whitespace());
+    words(kept) == words(made) && pairs.all(|(one, other)| near(one, other))
+}
+
+#[test]
+fn tables_that_two_runs_of_the_compiler_wrote_are_alike() {
+    let table = "a 1024 12 4795 1083\nb 16 -\n";
+    assert!(alike(table, "a 1024  12 4794 1082\nb 16 -\n"));
+    for other in
+        ["a 1020 12 4795 1083", "a 1024 13 4795 1083", "a 1024 12 - 1083", "a 1024 12 4795"]
+    {
+        assert!(!alike(table, &format!("{other}\nb 16 -\n")), "{other}");
+    }
 }
 
 fn table(
