@@ -283,7 +283,8 @@ impl<M: Model> MemoryEstimator<M> {
         let (microbatches, steps) = match self.trainer.parallel.pipeline_schedule {
             ScheduleKind::Naive | ScheduleKind::OneFOneB => (stages - stage + 2, 1),
             ScheduleKind::ZbH1 => (stages + 2, 1),
-            ScheduleKind::Interleaved => (2 * stages, 1), // groups have as many micro-batches as there are stages
+            // Groups have as many micro-batches as there are stages. Gradients have memory from the first group on.
+            ScheduleKind::Interleaved => (3 * stages, 1),
             ScheduleKind::GPipe => (all, 1),
             ScheduleKind::PipeDream | ScheduleKind::PipeDreamVerticalSync => (1, stages + 2),
             // At least two steps of p - 1 micro-batches in flight.

@@ -33,7 +33,8 @@ pub struct ParamAndGradBucket {
     pub params: Vec<Param>,
     /// Their values; empty between uses if weights are sharded.
     pub weights: SharedFlatBuffer,
-    /// Their gradients; empty between uses if gradients are sharded.
+    /// Their gradients; empty between uses if gradients are sharded, and before the first one of a step after
+    /// [`ParamAndGradBucket::free_gradients`].
     pub gradients: SharedFlatBuffer,
     /// The elements of the flat buffers that this rank updates.
     pub owned: Range<usize>,
@@ -97,7 +98,7 @@ impl ParamAndGradBucket {
         let shard = |dtype, category| shared(FlatBuffer::new(&device, dtype, category, &pieces));
         if config.sharding >= Sharding::Gradients {
             group.gradient_shard = Some(shard(gradient_dtype, Category::Gradients)?);
-            group.reshard_gradients()?;
+            group.free_gradients()?;
         }
         if config.sharding >= Sharding::Weights {
             group.weight_shard = Some(shard(dtype, Category::Weights)?);
@@ -185,19 +186,21 @@ impl ParamAndGradBucket {
 
     /// Allocates the weight buffer, uninitialised, if it is freed.
     pub fn alloc_weights(&self) -> Result<()> {
-        self.alloc(&self.weights)
+        self.alloc(&self.weights, Category::Communication)
     }
 
     /// Allocates the gradient buffer, uninitialised, if it is freed.
     pub fn alloc_gradients(&self) -> Result<()> {
-        self.alloc(&self.gradients)
+        let is_whole = self.gradient_shard.is_none();
+        let category = if is_whole { Category::Gradients } else { Category::Communication };
+        self.alloc(&self.gradients, category)
     }
 
-    fn alloc(&self, flat: &SharedFlatBuffer) -> Result<()> {
+    fn alloc(&self, flat: &SharedFlatBuffer, category: Category) -> Result<()> {
         let mut flat = flat.lock()?;
         if flat.is_empty() {
             let (device, dtype) = (flat.device().clone(), flat.dtype());
-            *flat = FlatBuffer::uninit(&device, dtype, Category::Communication, &self.ranges())?;
+            *flat = FlatBuffer::uninit(&device, dtype, category, &self.ranges())?;
         }
         Ok(())
     }
@@ -231,7 +234,7 @@ impl ParamAndGradBucket {
         })?;
         drop(source);
         drop(whole);
-        self.reshard_gradients()
+        self.free_gradients()
     }
 
     /// Frees the whole weight buffer; tensors that read it keep their memory.
@@ -239,8 +242,10 @@ impl ParamAndGradBucket {
         free(&self.weights)
     }
 
-    /// Frees the whole gradient buffer.
-    fn reshard_gradients(&self) -> Result<()> {
+    /// Frees the whole gradient buffer, whose gradients are discarded, until [`ParamAndGradBucket::alloc_gradients`].
+    ///
+    /// Errors if its contents were on their way and did not come.
+    pub fn free_gradients(&self) -> Result<()> {
         free(&self.gradients)
     }
 
@@ -283,7 +288,8 @@ impl ParamAndGradBucket {
         if self.unused == Unused::Refuse && !unused.is_empty() {
             return Err(unused_error(unused.iter().map(|(_, param)| param.name())));
         }
-        if told.is_none() {
+        if told.is_none() && !unused.is_empty() {
+            self.alloc_gradients()?;
             unused.iter().try_for_each(|&(i, _)| self.zero_gradient(i))?;
         }
         Ok(unused.into_iter().map(|(_, param)| param.name().to_string()).collect())
@@ -314,7 +320,8 @@ impl ParamAndGradBucket {
                     ("gradient", gradients, &mut gradient_range),
                 ] {
                     let end = range.start + numel;
-                    if !finite(flat, range.start..end)? {
+                    // Gradients of this step may not have come yet.
+                    if !flat.is_empty() && !finite(flat, range.start..end)? {
                         return Ok(Some(format!("the {what} of '{name}'")));
                     }
                     range.start = end;

@@ -1,6 +1,7 @@
 //! Configuration of gradient reductions, and the rejected combinations.
 
 use ferrotron_nn::{Axis, GradDType, OptimizerConfig, Sharding, Unused};
+use ferrotron_tensor::Device;
 
 use crate::mesh::ParallelDims;
 
@@ -11,7 +12,9 @@ pub struct DataParallelConfig {
     pub sharding: Sharding,
     /// The optimizer that updates the parameters: one that needs whole tensors gets whole parameters as shards.
     pub optimizer: OptimizerConfig,
-    /// Elements at which a bucket is closed; `None` puts all compatible parameters into one bucket.
+    /// Elements at which a bucket, whose gradients are allocated and reduced together, is closed. `None` makes as few
+    /// buckets as possible on a GPU; on CPUs, where gradients are freed between steps, each has the 25 MiB in f32 of
+    /// PyTorch's `DistributedDataParallel`.
     pub bucket_numel: Option<usize>,
     /// Steps between synchronizations. 1 reduces gradients in every step. With more, each rank along the data axis
     /// takes independent steps and the ranks then average their weights; moments are never averaged.
@@ -29,7 +32,7 @@ pub struct DataParallelConfig {
 }
 
 impl Default for DataParallelConfig {
-    /// No sharding, one bucket, a reduction in f32 in every step, and an optimizer that updates elements.
+    /// No sharding, a reduction in f32 in every step, and an optimizer that updates elements.
     fn default() -> DataParallelConfig {
         DataParallelConfig {
             sharding: Sharding::None,
@@ -64,6 +67,12 @@ impl Default for AsyncUpdates {
 }
 
 impl DataParallelConfig {
+    /// Elements at which a bucket is closed, for parameters on a device.
+    pub(super) fn bucket_numel(&self, device: &Device) -> usize {
+        let default = if device.gpu().is_some() { usize::MAX } else { 25 << 18 };
+        self.bucket_numel.unwrap_or(default)
+    }
+
     /// The asynchronous updates, unless their staleness is 0.
     pub fn stale_updates(&self) -> Option<AsyncUpdates> {
         self.async_updates.filter(|updates| updates.max_staleness > 0)

@@ -184,8 +184,9 @@ impl DataParallel {
         let checked = refused.and_then(|()| params.iter().try_for_each(check));
         check_setup(params, mesh, config, checked)?;
         check_stages(params, mesh)?;
+        let device = params[0].leaf().device().clone();
         let layout = BufferConfig {
-            bucket_numel: config.bucket_numel.unwrap_or(usize::MAX),
+            bucket_numel: config.bucket_numel(&device),
             sharding: config.sharding,
             optimizer: config.optimizer,
             shard: (mesh.dp_cp().rank(), mesh.dp_cp().size()),
@@ -200,7 +201,6 @@ impl DataParallel {
         let ((visits, chunks), uses) = (modules.visits(&buffers), modules.uses(&buffers));
         let outstanding = Mutex::new(Outstanding::new(&buffers, config.stale_updates())?);
         let shared = ReductionState::new(mesh, config, buffers, uses)?;
-        let device = params[0].leaf().device().clone();
         let (parts_differ, is_reduced) = (AtomicBool::new(false), AtomicBool::new(false));
         Ok(DataParallel {
             shared,

@@ -26,6 +26,9 @@ pub(super) struct ReductionState {
     /// The next bucket to be reduced, with [`Unused::Skip`].
     pub turn: Mutex<usize>,
     weights: Mutex<UnshardPrefetcher>,
+    /// Whether whole gradients have memory only from the first one of a bucket in a step to the next step, as after
+    /// PyTorch's `zero_grad(set_to_none=True)`: activations take it in between.
+    frees_gradients: bool,
 }
 
 /// The progress of a bucket's gradients.
@@ -55,7 +58,15 @@ impl ReductionState {
         buffers: ParamAndGradBuffer,
         uses: Vec<Vec<usize>>,
     ) -> Result<Arc<ReductionState>> {
+        let device = buffers.params().next().map(|param| param.leaf().device());
+        // A graph of a GPU knows the addresses, and sums behind the step need the memory. One bucket would gain nothing.
+        let frees_gradients = config.sharding < Sharding::Gradients
+            && config.stale_updates().is_none()
+            && device.is_some_and(|device| {
+                device.gpu().is_none() && buffers.numel() > config.bucket_numel(device)
+            });
         let shared = Arc::new(ReductionState {
+            frees_gradients,
             mesh: mesh.clone(),
             config: *config,
             uses,
@@ -72,7 +83,7 @@ impl ReductionState {
             for leaf in group.params.iter().map(Param::leaf) {
                 let arrived = lend("gradient", ReductionState::arrived);
                 of_bucket.push(leaf.set_reduction(move || arrived())?);
-                if config.sharding >= Sharding::Gradients {
+                if !shared.keeps_gradients() || shared.frees_gradients {
                     leaf.set_gradient_alloc_hook(lend(
                         "gradient",
                         ReductionState::alloc_gradients,
@@ -153,6 +164,10 @@ impl ReductionState {
     pub fn begin_step(&self, microbatches: usize) {
         *lock(&self.turn) = 0;
         self.buffers.zero_gradients();
+        if self.frees_gradients {
+            // An error, of sums that did not come, is that of the next use of the buffer too.
+            self.buffers.groups().iter().for_each(|group| drop(group.free_gradients()));
+        }
         // The number of completions of a bucket, and the micro-batches of each.
         let (rounds, each) =
             if self.keeps_gradients() { (1, microbatches) } else { (microbatches, 1) };
@@ -326,7 +341,7 @@ impl ReductionState {
 impl Drop for ReductionState {
     /// Leaves no gradient behind whose memory only these buffers would allocate.
     fn drop(&mut self) {
-        if !self.keeps_gradients() {
+        if !self.keeps_gradients() || self.frees_gradients {
             self.buffers.params().for_each(|param| param.leaf().unbind_gradient());
         }
     }

@@ -71,12 +71,15 @@ impl DataParallel {
     }
 }
 
-/// Digests of the pieces that this rank updates, in a whole flat or in its shard.
+/// Digests of the pieces that this rank updates, in a whole flat or in its shard; empty where a flat has no memory.
 fn digests(
     group: &ParamAndGradBucket,
     whole: &SharedFlatBuffer,
     shard: Option<&SharedFlatBuffer>,
 ) -> Result<Vec<String>> {
+    if shard.unwrap_or(whole).lock()?.is_empty() {
+        return Ok(vec![String::new(); group.pieces().len()]);
+    }
     map_pieces(group, whole, shard, digest_of)
 }
 

@@ -76,6 +76,30 @@ fn a_parameter_takes_sixteen_bytes_before_sharding() {
     }
 }
 
+/// On a CPU a bucket's gradients have memory from the first one of a step on, and until the next step.
+#[test]
+fn gradients_of_a_bucket_are_allocated_by_the_first_one() {
+    for (microbatches, data) in [(1, 1), (2, 1), (1, 2)] {
+        let plan = Plan { data, microbatches, ..plan(Sharding::None, Some(1000)) };
+        for (numel, smallest, found) in ranks(&plan, |mut rank| {
+            let bytes = |rank: &Rank| rank.device.memory().bytes(Category::Gradients);
+            rank.step(0)?;
+            let behind = bytes(&rank);
+            rank.parallel.begin_step(1);
+            let begun = bytes(&rank);
+            let groups = rank.parallel.buffers().groups();
+            let (group, leaf) = (&groups[0], groups[0].params[0].leaf());
+            leaf.accumulate_with(|gradient, _| gradient.zero_fill())?;
+            let first = bytes(&rank);
+            let (numel, smallest) = (rank.parallel.buffers().numel(), group.numel());
+            rank.step(1)?;
+            Ok((numel, smallest, [behind, begun, first, bytes(&rank)]))
+        }) {
+            assert_eq!(found, [4 * numel, 0, 4 * smallest, 4 * numel], "{plan:?}");
+        }
+    }
+}
+
 /// Most bytes of whole buckets in the second step, with the elements of two buckets, of each rank.
 fn whole_buckets(plan: &Plan) -> Vec<(usize, usize)> {
     ranks(plan, |mut rank| {

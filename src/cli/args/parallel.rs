@@ -60,7 +60,8 @@ pub struct ParallelArgs {
     #[arg(long, value_name = "STAGE", default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=3))]
     pub zero_stage: u8,
     /// Elements of a gradient bucket, which is reduced as soon as it is complete [default: 40 million, or a million for
-    /// each data-parallel rank if that is more; a block's share with ZeRO stages 2 and 3]
+    /// each data-parallel rank if that is more; a block's share with ZeRO stages 2 and 3; with nothing to reduce 6.5
+    /// million on CPUs and no limit on GPUs]
     #[arg(long, value_name = "N")]
     pub ddp_bucket_size: Option<usize>,
     /// Steps that data-parallel ranks take by themselves before they average their weights (local SGD)
@@ -133,7 +134,12 @@ impl ParallelArgs {
         // What is gathered and freed must be a small part of the model.
         let share =
             (model.num_parameters as usize / (model.num_layers * layout.size(Axis::Tensor))).max(1);
-        let bucket = if self.zero_stage >= 2 { bucket.min(share) } else { bucket };
+        let reduces = layout.size(Axis::Data) * layout.size(Axis::Context) > 1;
+        let bucket = match self.zero_stage {
+            0 | 1 if !reduces => None,
+            0 | 1 => Some(bucket),
+            _ => Some(bucket.min(share)),
+        };
         let pipeline_schedule = named.unwrap_or(implied);
         if pipeline_schedule.flushes() && self.pipeline_drain_interval.is_some() {
             let message = format!(
@@ -149,7 +155,7 @@ impl ParallelArgs {
             chunks,
             data_parallel: DataParallelConfig {
                 sharding: Sharding::ALL[usize::from(self.zero_stage)],
-                bucket_numel: Some(self.ddp_bucket_size.unwrap_or(bucket)),
+                bucket_numel: self.ddp_bucket_size.or(bucket),
                 synchronize_every: self.local_sgd_steps,
                 async_updates: self.async_updates()?,
                 gradients,

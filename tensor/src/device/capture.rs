@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::memory::pool::{Allocation, Pool};
-use crate::{MemoryKind, Result};
+use crate::{Category, MemoryKind, Result};
 
 /// Memory whose addresses captured work contains. Holding this value keeps it allocated.
 pub(crate) struct Capture {
@@ -47,7 +47,7 @@ impl Capture {
 
     /// The address of a pinned copy of `bytes` that the GPU can read and that never changes.
     pub(crate) fn constant(&self, bytes: &[u8]) -> Result<u64> {
-        let block = self.constants.take(bytes.len())?;
+        let block = self.constants.take(bytes.len(), Category::Workspace)?;
         // SAFETY: pinned memory has the same address for the host, and this block was not in use before.
         unsafe { block.pointer().copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
         let address = block.pointer() as u64;

@@ -23,7 +23,7 @@ pub(crate) struct Buffer {
 impl Buffer {
     /// A buffer in an allocation of its own: `len` initialised bytes with unspecified contents.
     pub(crate) fn new(pool: &Arc<Pool>, len: usize, category: Category) -> Result<Buffer> {
-        Ok(Self::range(Arc::new(pool.take(len)?), 0, len, category))
+        Ok(Self::range(Arc::new(pool.take(len, category)?), 0, len, category))
     }
 
     /// Consecutive buffers of the given lengths over one allocation.
@@ -34,7 +34,7 @@ impl Buffer {
     ) -> Result<Vec<Buffer>> {
         let sum = lens.iter().try_fold(0_usize, |sum, &len| sum.checked_add(len));
         let bytes = sum.ok_or_else(|| Error::memory("pool", "the ranges exceed any memory"))?;
-        let allocation = Arc::new(pool.take(bytes)?);
+        let allocation = Arc::new(pool.take(bytes, category)?);
         let mut offset = 0;
         Ok(lens
             .iter()

@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use crate::gemm::workspace::workspace_bytes;
 use crate::{Error, ErrorKind, Result};
 pub(crate) use arena::Backing;
-use blocks::{BlockAllocator, MemoryBlock};
+use blocks::{BlockAllocator, Lifetime, MemoryBlock};
 
 /// The use of memory, so that reports and limits can distinguish weights from activations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -269,10 +269,14 @@ impl Pool {
     }
 
     /// Allocates at least `bytes` bytes, aligned to 64; host memory is initialised.
-    pub(crate) fn take(self: &Arc<Pool>, bytes: usize) -> Result<Allocation> {
+    pub(crate) fn take(self: &Arc<Pool>, bytes: usize, category: Category) -> Result<Allocation> {
+        let lifetime = match category {
+            Category::Gradients => Lifetime::Long,
+            _ => Lifetime::Short,
+        };
         let (block, pointer) = {
             let mut blocks = self.lock();
-            let block = blocks.take(bytes).map_err(|error| self.with_consumers(error))?;
+            let block = blocks.take(bytes, lifetime).map_err(|error| self.with_consumers(error))?;
             (block, blocks.pointer(block))
         };
         self.n_alloc.fetch_add(1, Relaxed);

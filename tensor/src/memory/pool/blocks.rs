@@ -25,6 +25,15 @@ fn slack(most: usize) -> usize {
     (most / 32).max(1 << 20)
 }
 
+/// How long a block will be in use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Lifetime {
+    /// At most until backward has passed, as activations.
+    Short,
+    /// Longer.
+    Long,
+}
+
 /// A range of addresses.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct MemoryBlock {
@@ -73,6 +82,15 @@ impl Ranges {
         self.remove(MemoryBlock { arena, offset, size: whole });
         self.insert(MemoryBlock { arena, offset: offset + size, size: whole - size });
         Some(MemoryBlock { arena, offset, size })
+    }
+
+    /// Splits `size` bytes off the end of the last sufficient range.
+    fn take_last(&mut self, size: usize) -> Option<MemoryBlock> {
+        let sufficient = |&(_, &whole): &(&(usize, usize), &usize)| whole >= size;
+        let (&(arena, offset), &whole) = self.by_place.iter().rev().find(sufficient)?;
+        self.remove(MemoryBlock { arena, offset, size: whole });
+        self.insert(MemoryBlock { arena, offset, size: whole - size });
+        Some(MemoryBlock { arena, offset: offset + whole - size, size })
     }
 
     fn largest(&self) -> Option<MemoryBlock> {
@@ -126,19 +144,24 @@ impl BlockAllocator {
         self.arenas[block.arena].base().wrapping_add(block.offset)
     }
 
-    /// Allocates at least `bytes` bytes; memory from the system is zero.
-    pub(super) fn take(&mut self, bytes: usize) -> Result<MemoryBlock> {
+    /// Allocates at least `bytes` bytes; memory from the system is zero. Blocks that are to be in use for longer are taken
+    /// from the last free range, so that they do not divide those of the others.
+    pub(super) fn take(&mut self, bytes: usize, lifetime: Lifetime) -> Result<MemoryBlock> {
         // The maximum size of a slice; below it, rounding up cannot overflow.
         if bytes > isize::MAX as usize {
             return Err(Error::memory("pool", format!("{bytes} bytes exceed any memory")));
         }
         let size = rounded(bytes);
-        let found = self.bins.get_mut(&size).and_then(Vec::pop).or_else(|| self.free.take(size));
-        let block = match found {
+        let take = |free: &mut Ranges| match lifetime {
+            Lifetime::Long if size > LARGEST_BIN => free.take_last(size),
+            _ => free.take(size),
+        };
+        let binned = self.bins.get_mut(&size).and_then(Vec::pop);
+        let block = match binned.or_else(|| take(&mut self.free)) {
             Some(block) => block,
             None => {
                 self.empty_bins();
-                match self.free.take(size) {
+                match take(&mut self.free) {
                     Some(block) => block,
                     None => self.grow(size)?,
                 }
@@ -281,109 +304,4 @@ fn rounded(bytes: usize) -> usize {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn blocks() -> BlockAllocator {
-        BlockAllocator::new(Backing::Memory)
-    }
-
-    #[test]
-    fn freed_blocks_are_used_again_and_neighbours_join() {
-        let mut blocks = blocks();
-        let sizes = [3 << 20, 5 << 20, 1000, 4 << 20];
-        let taken: Vec<MemoryBlock> =
-            sizes.iter().map(|&bytes| blocks.take(bytes).unwrap()).collect();
-        let reserved = blocks.reserved();
-        taken.into_iter().for_each(|block| blocks.give_back(block));
-        let whole = blocks.take(12 << 20).unwrap();
-        assert_eq!(blocks.reserved(), reserved, "all neighbours join, the small one too");
-        blocks.give_back(whole);
-        let small = blocks.take(1000).unwrap();
-        let pointer = blocks.pointer(small);
-        blocks.give_back(small);
-        let again = blocks.take(990).unwrap();
-        assert_eq!(blocks.pointer(again), pointer, "equal bins give back the block freed last");
-    }
-
-    #[test]
-    fn scattered_memory_goes_back_to_the_system() {
-        let mut blocks = blocks();
-        let mut taken: Vec<MemoryBlock> = (0..64).map(|_| blocks.take(2 << 20).unwrap()).collect();
-        for &block in &taken {
-            // SAFETY: 2 MiB that only this test uses.
-            unsafe { blocks.pointer(block).write_bytes(7, 2 << 20) };
-        }
-        // Every other block: half of the memory is free, but no larger block fits.
-        for at in (0..32).rev() {
-            blocks.give_back(taken.remove(2 * at));
-        }
-        let large = blocks.take(60 << 20).unwrap();
-        assert!(blocks.reserved() <= blocks.peak + slack(blocks.peak), "{}", blocks.reserved());
-        // Memory from the system is zero.
-        // SAFETY: 60 MiB that only this test uses.
-        let bytes = unsafe { std::slice::from_raw_parts(blocks.pointer(large), 60 << 20) };
-        assert!(bytes.iter().all(|&byte| byte == 0));
-        for &block in &taken {
-            // SAFETY: as above.
-            let bytes = unsafe { std::slice::from_raw_parts(blocks.pointer(block), 2 << 20) };
-            assert!(bytes.iter().all(|&byte| byte == 7), "memory in use was given away");
-        }
-    }
-
-    /// Random requests and frees: blocks in use never overlap, and reserved memory stays within its bound.
-    #[test]
-    fn blocks_do_not_overlap_and_reserved_memory_is_bounded() {
-        let key = crate::RandomKey::new(1, 0, "pool");
-        let mut blocks = BlockAllocator::new(Backing::Addresses);
-        let mut taken: Vec<MemoryBlock> = Vec::new();
-        for i in 0..20_000 {
-            let draw = |what: u64| key.uniform(4 * i + what);
-            if taken.len() > 100 || (draw(0) < 0.45 && !taken.is_empty()) {
-                let at = (draw(1) * taken.len() as f64) as usize;
-                blocks.give_back(taken.swap_remove(at));
-            } else {
-                let bytes = (16.0 + 10.0 * draw(2)).exp2() as usize; // 64 KiB to 64 MiB
-                taken.push(blocks.take(bytes).unwrap());
-            }
-            let reserved = blocks.reserved();
-            // Each end of a free range may leave a partial page.
-            let edges = 2 * PAGE * (taken.len() + 1);
-            assert!(reserved <= blocks.peak + slack(blocks.peak) + edges, "step {i}: {reserved}");
-            if i % 100 == 0 {
-                let mut ranges: Vec<(usize, usize, usize)> =
-                    taken.iter().map(|block| (block.arena, block.offset, block.size)).collect();
-                ranges.sort_unstable();
-                let apart = |pair: &[(usize, usize, usize)]| {
-                    pair[0].0 != pair[1].0 || pair[0].1 + pair[0].2 <= pair[1].1
-                };
-                assert!(ranges.windows(2).all(apart), "step {i}");
-            }
-        }
-    }
-
-    #[test]
-    fn files_are_few_and_hardly_larger_than_what_is_kept() {
-        let folder = tempfile::tempdir().unwrap();
-        let mut blocks = BlockAllocator::new(Backing::Files(folder.path().to_path_buf()));
-        let live: usize = (0..32).map(|_| blocks.take(9 << 20).unwrap().size).sum();
-        assert!(4 * blocks.reserved() <= 5 * live, "{} of {live}", blocks.reserved());
-        assert!(blocks.arenas.len() < 24, "{} files", blocks.arenas.len());
-    }
-
-    #[test]
-    fn sizes_beyond_any_memory_are_errors() {
-        for bytes in [usize::MAX, isize::MAX as usize, isize::MAX as usize + 1] {
-            assert!(blocks().take(bytes).is_err(), "{bytes}");
-        }
-    }
-
-    #[test]
-    fn rounding_wastes_little() {
-        for bytes in (1..4 << 20).step_by(17) {
-            let size = rounded(bytes);
-            assert!(size >= bytes && size.is_multiple_of(ALIGNMENT));
-            assert!(size < bytes + (bytes / 256).max(ALIGNMENT), "{bytes} takes {size}");
-        }
-    }
-}
+mod tests;
