@@ -2,7 +2,7 @@
 
 use ferrotron_tensor::ops::linear::{
     linear, linear_bias_gradient, linear_gelu, linear_gelu_input_gradient, linear_input_gradient,
-    linear_parameter_gradients, linear_weight_gradient,
+    linear_onto, linear_parameter_gradients, linear_weight_gradient,
 };
 use ferrotron_tensor::ops::matmul::{Accum, matmul, matmul_into};
 use ferrotron_tensor::{DType, Device, ErrorKind, RandomKey, Result, Tensor};
@@ -255,6 +255,33 @@ fn gelu_comes_with_its_linear_layer() -> Result<()> {
                     let bound = 2_f64.powi(-12) * x.abs() + dtype.epsilon() * want.abs();
                     assert!((got - want).abs() <= bound, "{what} [{i}]: {got}, not {want}");
                 }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Sums of integers are exact in any order; a GPU adds the residual in the pass of the product in 16 bits.
+#[test]
+fn a_residual_is_added_by_its_linear_layer() -> Result<()> {
+    let Some(device) = gpu("a_residual_is_added_by_its_linear_layer")? else { return Ok(()) };
+    for dtype in FLOATS {
+        for (rows, k, n) in [(&[2_usize, 3][..], 5, 16), (&[7], 8, 3), (&[0], 4, 8), (&[4], 0, 8)] {
+            let on = |device: &Device, seed, dims: &[usize]| integers(device, dtype, dims, seed);
+            for bias in [false, true] {
+                let what = format!("{dtype} {rows:?} {k} {n} {bias}");
+                same(&what, &device, |device| {
+                    let x = on(device, 1, &[rows, &[k]].concat())?;
+                    let w = on(device, 2, &[n + 1, k])?.narrow(0, 1, n)?;
+                    let b = bias.then(|| on(device, 3, &[n])).transpose()?;
+                    let residual = on(device, 4, &[rows, &[n]].concat())?;
+                    let launches = || device.gpu().map_or(0, |gpu| gpu.launches());
+                    let before = launches();
+                    let sum = linear_onto(&residual, &x, &w, b.as_ref())?;
+                    let fuses = dtype.size() == 2 && k > 0 && rows != [0] && all_are_taken();
+                    assert!(!fuses || launches() == before, "{what}: a pass of its own");
+                    Ok(sum)
+                })?;
             }
         }
     }
