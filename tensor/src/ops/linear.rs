@@ -26,8 +26,8 @@ pub fn linear(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tens
 
 /// r + x W^T + b for the operands of [`linear`] and r (.., N), the residual: (.., N).
 ///
-/// If [`fuses_residual`] and cuBLASLt takes the operands, the sum is formed in the pass of the product and rounded once.
-/// Elsewhere the layer's result is rounded, and then r is added.
+/// If [`fuses_residual`] and cuBLASLt takes the operands, the sum is formed in the pass of the product; cuBLASLt may round
+/// it before it adds a bias. Elsewhere the layer's result is rounded, and then r is added.
 ///
 /// ```
 /// use ferrotron_tensor::{Device, Tensor, ops::linear::linear_onto};
