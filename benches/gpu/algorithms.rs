@@ -83,6 +83,7 @@ fn linear(
         right: columns(weight, inputs),
         out: rows(y, features),
         beta: 0.0,
+        addend: None,
         epilogue,
     };
     let of_inputs = Matmul {

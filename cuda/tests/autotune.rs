@@ -57,6 +57,7 @@ fn child() {
         right: matrix(0),
         out: matrix(OUT),
         beta: if role == "replaces" { 0.0 } else { 1.0 },
+        addend: (role == "adds others").then(|| matrix(0)),
         epilogue: Epilogue::RowSums(base + SUMS),
     };
     let numbers_at = |at| {
@@ -149,6 +150,8 @@ fn the_fastest_algorithm_is_kept() {
     let other = &root.path().join("other");
     assert_eq!(run(other, "replaces", "1"), said(0, 1));
     assert_eq!(run(other, "replaces", "0"), said(0, 0));
+    // Addends elsewhere need no other memory while their product is timed.
+    assert_eq!(run(&root.path().join("others"), "adds others", "0"), said(1, 1));
 }
 
 #[test]

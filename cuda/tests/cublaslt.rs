@@ -42,6 +42,7 @@ impl Bench {
             right: self.at(16, 2),
             out: self.at(64, 2),
             beta: 0.0,
+            addend: None,
             epilogue: Epilogue::None,
         }
     }
@@ -118,6 +119,27 @@ fn an_algorithm_is_searched_for_once() -> Result<()> {
     let biased = Matmul { epilogue: bias(4), ..product };
     assert!(!takes(&biased)? || bench.run(&biased)? == [60.0, 64.0, 132.0, 140.0]);
     assert_eq!(searches(), kinds.len() as u64 + 1);
+    Ok(())
+}
+
+/// Addends in wider rows elsewhere stay as they are, and old results are not read.
+#[test]
+fn addends_may_be_others_than_the_old_results() -> Result<()> {
+    let test = "addends_may_be_others_than_the_old_results";
+    let Some(bench) = Bench::new(stand_in::gpu(test))? else { return Ok(()) };
+    bench.put(64, &[f32::NAN; 4])?;
+    // (33 34; 36 37)
+    let product = Matmul { beta: 1.0, addend: Some(bench.at(32, 3)), ..bench.product() };
+    assert_eq!(bench.run(&product)?, [88.0, 92.0, 163.0, 171.0]);
+    assert_eq!(bench.numbers(bench.at(32, 3).address)?, [33.0, 34.0, 35.0, 36.0, 37.0]);
+    // Where they lie is a kind of its own.
+    assert_eq!(bench.run(&Matmul { addend: None, ..product })?, [143.0, 150.0, 290.0, 305.0]);
+    assert_eq!(bench.gpu.products().searches(), 2);
+    // cuBLASLt may refuse them together with a bias.
+    let biased = Matmul { epilogue: Epilogue::Bias(bench.at(0, 0).address), ..product };
+    let taken = bench.gpu.products().supports(&biased)?;
+    assert!(!taken || bench.run(&biased)? == [89.0, 94.0, 164.0, 173.0]);
+    assert_eq!(bench.gpu.products().searches(), 3);
     Ok(())
 }
 

@@ -63,6 +63,7 @@ impl Bench {
             right: number(1),
             out: number(4),
             beta: 1.0,
+            addend: None,
             epilogue: Epilogue::None,
         };
         // SAFETY: three numbers of the memory, which streams use one after another.

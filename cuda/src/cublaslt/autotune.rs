@@ -77,7 +77,7 @@ impl CublasLt {
         product: &Matmul,
         plan: &MatmulPlan,
     ) -> Result<Vec<f64>> {
-        if product.beta == 0.0 {
+        if product.beta == 0.0 || product.addend.is_some() {
             // SAFETY: the caller's promise.
             return unsafe { self.time(library, stream, product, plan) };
         }

@@ -34,8 +34,8 @@ pub(super) struct Shape {
     sizes: [usize; 3],
     operands: ElementType,
     result: ElementType,
-    /// Order, leading dimension, batch stride and alignment of left, right and out.
-    matrices: [(StorageOrder, usize, usize, u64); 3],
+    /// Order, leading dimension, batch stride and alignment of left, right, out and the addends.
+    matrices: [(StorageOrder, usize, usize, u64); 4],
     epilogue: cublasLtEpilogue_t,
     /// Alignment of the epilogue's vector.
     vector: Option<u64>,
@@ -46,8 +46,9 @@ pub(super) struct Shape {
 impl Shape {
     pub(super) fn from_matmul(product: &Matmul) -> Shape {
         let &Matmul { batch, sizes, operands, result, left, right, out, epilogue, .. } = product;
+        let addend = product.addend.unwrap_or(out);
         let matrices =
-            [left, right, out].map(|Matrices { address, order, leading, batch_stride }| {
+            [left, right, out, addend].map(|Matrices { address, order, leading, batch_stride }| {
                 (order, leading, if batch == 1 { 0 } else { batch_stride }, alignment(address))
             });
         Shape {
@@ -131,6 +132,7 @@ pub(super) struct MatmulPlan {
     left: MatrixLayout,
     right: MatrixLayout,
     out: MatrixLayout,
+    addend: MatrixLayout,
     algorithms: Vec<cublasLtMatmulAlgo_t>,
     /// The index of the algorithm in use, once that is decided.
     pub(super) chosen: Option<usize>,
@@ -160,7 +162,7 @@ impl MatmulPlan {
         epilogue: &Epilogue,
     ) -> Result<MatmulPlan> {
         let [m, n, k] = shape.sizes;
-        let [left, right, out] = shape.matrices;
+        let [left, right, out, addend] = shape.matrices;
         let (compute, scale) = match shape.operands {
             ElementType::F64 => (cublasComputeType_t::CUBLAS_COMPUTE_64F, cudaDataType::CUDA_R_64F),
             _ => (cublasComputeType_t::CUBLAS_COMPUTE_32F, cudaDataType::CUDA_R_32F),
@@ -191,6 +193,7 @@ impl MatmulPlan {
             left: layout(shape.operands, (m, k), left)?,
             right: layout(shape.operands, (k, n), right)?,
             out: layout(shape.result, (m, n), out)?,
+            addend: layout(shape.result, (m, n), addend)?,
             algorithms: Vec::new(),
             chosen: None,
         };
@@ -223,7 +226,7 @@ impl MatmulPlan {
                 self.operation(),
                 self.right(),
                 self.left(),
-                self.out(),
+                self.addend(),
                 self.out(),
                 preference.raw,
                 CANDIDATES as i32,
@@ -277,6 +280,10 @@ impl MatmulPlan {
         self.out.raw
     }
 
+    pub(super) fn addend(&self) -> cublasLtMatrixLayout_t {
+        self.addend.raw
+    }
+
     /// The algorithms, those first that cuBLASLt takes for the fastest.
     pub(super) fn algorithms(&self) -> &[cublasLtMatmulAlgo_t] {
         &self.algorithms
@@ -305,10 +312,11 @@ pub(super) fn preference(
     // Partial sums over k are added in the accumulator type, never in 16 bits.
     let scheme = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
     set(Attribute::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, scheme)?;
-    let [left, right, out] = shape.matrices.map(|(_, _, _, alignment)| alignment as u32);
+    let alignments = shape.matrices.map(|(_, _, _, alignment)| alignment as u32);
+    let [left, right, out, addend] = alignments;
     set(Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, right)?;
     set(Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, left)?;
-    set(Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, out)?;
+    set(Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, addend)?;
     set(Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, out)?;
     Ok(preference)
 }

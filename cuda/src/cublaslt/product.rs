@@ -52,7 +52,7 @@ pub enum Epilogue {
     RowSums(u64),
 }
 
-/// out = left right + beta out for matrices (M, K), (K, N) and (M, N), followed by the epilogue.
+/// out = left right + beta addend for matrices (M, K), (K, N) and (M, N), followed by the epilogue.
 ///
 /// Sums are in f32 (f64 for f64): true f32, never TF32. A 16-bit result is rounded once.
 #[derive(Debug, Clone, Copy)]
@@ -71,8 +71,10 @@ pub struct Matmul {
     pub right: Matrices,
     /// Results, row-major.
     pub out: Matrices,
-    /// Factor of the old results; if it is 0 they are not read.
+    /// Factor of the addends; if it is 0 they are not read.
     pub beta: f64,
+    /// The addends, row-major, if they are others than the old results: out is then only written.
+    pub addend: Option<Matrices>,
     /// The fused computation; `None` is required for batches of several products.
     pub epilogue: Epilogue,
 }

@@ -102,6 +102,7 @@ fn what_is_set_is_read_back() {
         right: matrices(0x7000_0000_2008, Rows, 40, 0),
         out: matrices(0x7000_0000_3004, Rows, 36, 0),
         beta: 1.0,
+        addend: None,
         epilogue: Epilogue::None,
     };
     let (vector, input, leading) = (0x7000_0000_4000, 0x7000_0000_5000, 40);
@@ -156,6 +157,14 @@ fn what_is_set_is_read_back() {
             },
             [70, 1, 1, 1],
         ),
+        (
+            Matmul {
+                addend: Some(matrices(0x7000_0000_6008, Rows, 34, 0)),
+                epilogue: Epilogue::Bias(vector),
+                ..product
+            },
+            [68, 0, 14, 0],
+        ),
         (Matmul { operands: ElementType::F32, ..product }, [68, 0, 0, 0]),
     ];
     for (product, [compute, scale, operands, result]) in products {
@@ -183,6 +192,7 @@ fn what_is_set_is_read_back() {
             (plan.left(), product.left, operands, [m, k]),
             (plan.right(), product.right, operands, [k, n]),
             (plan.out(), product.out, result, [m, n]),
+            (plan.addend(), product.addend.unwrap_or(product.out), result, [m, n]),
         ] {
             let layout = |attribute, bytes| read(of_layout, handle, attribute, bytes);
             assert_eq!((layout(0, 4), layout(1, 4)), (dtype, 0), "{shape}: type and order");
@@ -198,7 +208,9 @@ fn what_is_set_is_read_back() {
         let wanted = |attribute, bytes| read(of_preference, preference.raw, attribute, bytes);
         assert_eq!(wanted(1, 8), 5 << 30, "{shape}: workspace, beyond 32 bits");
         assert_eq!(wanted(3, 4), 2, "{shape}: reduction scheme");
-        assert_eq!([5, 6, 7, 8].map(|attribute| wanted(attribute, 4)), [8, 16, 4, 4], "{shape}");
+        let of_addend = if product.addend.is_some() { 8 } else { 4 };
+        let alignments = [5, 6, 7, 8].map(|attribute| wanted(attribute, 4));
+        assert_eq!(alignments, [8, 16, of_addend, 4], "{shape}");
     }
 }
 

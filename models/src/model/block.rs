@@ -6,7 +6,7 @@ use ferrotron_nn::{
     NormGain, RmsNorm, Scope,
 };
 use ferrotron_parallel::mesh::Mesh;
-use ferrotron_parallel::tensor_parallel::{ParallelAttention, ParallelMlp};
+use ferrotron_parallel::tensor_parallel::{Branch, ParallelAttention, ParallelMlp};
 use ferrotron_tensor::Result;
 use serde::{Deserialize, Serialize};
 use tracing::trace_span;
@@ -110,6 +110,12 @@ impl<M: Module> Normed<M> {
         }
     }
 
+    /// The residual `x` where the inner module may add it in its last product: no norm or dropout lies between.
+    fn residual<'a>(&self, x: &'a Var, dropout: &Dropout, ctx: &Context) -> Option<&'a Var> {
+        let has_norm = matches!(self, Normed::Pre { post_norm: Some(_), .. });
+        (!has_norm && dropout.is_identity(ctx)).then_some(x)
+    }
+
     /// The residual stream behind the residual addition `sum`.
     fn output(&self, sum: Var) -> Result<Var> {
         match self {
@@ -178,26 +184,29 @@ impl Block {
             _ => RecomputeModules::NONE,
         };
         let y = self.attend(ctx, x, cache, again.attention)?;
-        let sum = self.attn.output(x.add(&self.dropout_1.forward(ctx, &y)?)?)?; // (B, T, C)
-        let y = self.feed_forward(if self.parallel_residual { x } else { &sum }, again.mlp)?;
-        self.mlp.output(sum.add(&self.dropout_2.forward(ctx, &y)?)?) // (B, T, C)
+        let sum = self.attn.output(y.onto(x, |y| self.dropout_1.forward(ctx, y))?)?; // (B, T, C)
+        let input = if self.parallel_residual { x } else { &sum };
+        let residual = self.mlp.residual(&sum, &self.dropout_2, ctx);
+        let y = self.feed_forward(residual, input, again.mlp)?;
+        self.mlp.output(y.onto(&sum, |y| self.dropout_2.forward(ctx, y))?) // (B, T, C)
     }
 
-    /// (B, T, C) -> (B, T, C)
+    /// The branch of attention: (B, T, C) -> (B, T, C)
     fn attend(
         &self,
         ctx: &Context,
         x: &Var,
         cache: Option<&mut KvCache>,
         again: RecomputedAttention,
-    ) -> Result<Var> {
+    ) -> Result<Branch> {
         let attn = &self.attn;
-        match again {
+        let residual = attn.residual(x, &self.dropout_1, ctx);
+        let y = match again {
             RecomputedAttention::None => {
-                attn.branch_output(attn.inner().forward(ctx, &attn.input(x)?, cache)?)
+                attn.inner().forward_onto(residual, ctx, &attn.input(x)?, cache)?
             }
             RecomputedAttention::Core => {
-                attn.branch_output(attn.inner().forward_checkpointed(ctx, &attn.input(x)?)?)
+                attn.inner().forward_checkpointed(residual, ctx, &attn.input(x)?)?
             }
             RecomputedAttention::Layer => {
                 let (attn, ctx) = (attn.clone(), ctx.clone());
@@ -205,22 +214,32 @@ impl Block {
                     let y = attn.inner().forward(&ctx, &attn.input(&x[0])?, None)?;
                     Ok(vec![attn.branch_output(y)?])
                 };
-                Ok(checkpoint(&[x], run)?.remove(0))
+                return Ok(Branch::Term(checkpoint(&[x], run)?.remove(0)));
             }
-        }
+        };
+        y.map(|y| attn.branch_output(y))
     }
 
-    /// (B, T, C) -> (B, T, C)
-    fn feed_forward(&self, x: &Var, again: RecomputedMlp) -> Result<Var> {
-        let run = |mlp: &Normed<ParallelMlp>, x: &Var| {
-            mlp.branch_output(mlp.inner().forward(&mlp.input(x)?)?)
-        };
+    /// The branch of the MLP, of the input `x`: (B, T, C) -> (B, T, C)
+    fn feed_forward(
+        &self,
+        residual: Option<&Var>,
+        x: &Var,
+        again: RecomputedMlp,
+    ) -> Result<Branch> {
+        let mlp = &self.mlp;
         match again {
-            RecomputedMlp::None => run(&self.mlp, x),
+            RecomputedMlp::None => {
+                let y = mlp.inner().forward_onto(residual, &mlp.input(x)?)?;
+                y.map(|y| mlp.branch_output(y))
+            }
             RecomputedMlp::Layer => {
-                let mlp = self.mlp.clone();
-                let again = move |x: &[Var]| Ok(vec![run(&mlp, &x[0])?]);
-                Ok(checkpoint(&[x], again)?.remove(0))
+                let mlp = mlp.clone();
+                let run = move |x: &[Var]| {
+                    let y = mlp.inner().forward(&mlp.input(&x[0])?)?;
+                    Ok(vec![mlp.branch_output(y)?])
+                };
+                Ok(Branch::Term(checkpoint(&[x], run)?.remove(0)))
             }
         }
     }

@@ -8,6 +8,7 @@ mod memory;
 mod numbers;
 mod offload;
 mod profile;
+mod residuals;
 mod waits;
 
 use ferrotron_models::batch_size::{BatchSize, BatchSizeConfig};

@@ -37,15 +37,22 @@ impl Dropout {
     ///
     /// Errors if batch or sequence differ from `ctx`.
     pub fn forward(&self, ctx: &Context, x: &Var) -> Result<Var> {
-        let Some(site) = self.site.as_ref().filter(|_| ctx.mode == Mode::Train) else {
-            return Ok(x.clone());
-        };
+        let Some(site) = self.site(ctx) else { return Ok(x.clone()) };
         let Some(features) = x.dims().get(2..) else {
             let message = format!("needs (batch, sequence, ..), got {:?}", x.dims());
             return Err(Error::shape("dropout", message).at(&self.path));
         };
         let place = ctx.shard_spec(features).at(&self.path)?;
         x.dropout(self.p, &ctx.next_key(site.path()), &place).at(&self.path)
+    }
+
+    /// Returns whether [`Dropout::forward`] returns its operand: with a probability of 0, and unless training.
+    pub fn is_identity(&self, ctx: &Context) -> bool {
+        self.site(ctx).is_none()
+    }
+
+    fn site(&self, ctx: &Context) -> Option<&RandomSite> {
+        self.site.as_ref().filter(|_| ctx.mode == Mode::Train)
     }
 
     /// The probability.

@@ -4,7 +4,7 @@ use ferrotron_autograd::{Var, checkpoint_discard_output};
 use ferrotron_nn::{AttentionConfig, AttentionHeads, Context, KvCache, Module, Scope};
 use ferrotron_tensor::{Error, Result};
 
-use super::{ColumnParallelLinear, RowParallelLinear, TensorParallel};
+use super::{Branch, ColumnParallelLinear, RowParallelLinear, TensorParallel};
 use crate::context_parallel::ContextParallel;
 
 /// Attention like [`ferrotron_nn::Attention`], with heads sharded over the ranks and one all-reduce at the end:
@@ -61,7 +61,19 @@ impl ParallelAttention {
     ///
     /// Errors as [`ContextParallel::attend`].
     pub fn forward(&self, ctx: &Context, x: &Var, cache: Option<&mut KvCache>) -> Result<Var> {
-        self.with_optional_bias(ctx, x, None, cache)
+        self.forward_onto(None, ctx, x, cache).map(Branch::into_var)
+    }
+
+    /// [`ParallelAttention::forward`], with the residual if the last product can add it: see [`Branch`].
+    pub fn forward_onto(
+        &self,
+        residual: Option<&Var>,
+        ctx: &Context,
+        x: &Var,
+        cache: Option<&mut KvCache>,
+    ) -> Result<Branch> {
+        let y = self.attended(ctx, x, None, cache)?; // (B, T, H D / tp)
+        self.proj.forward_onto(residual, &y) // (B, T, C)
     }
 
     /// Like [`forward`](ParallelAttention::forward), with `bias` added to the scores: dims that broadcast to (B, H / tp,
@@ -87,10 +99,12 @@ impl ParallelAttention {
             );
             return Err(Error::shape("attention", message).at(self.heads.path()));
         }
-        self.with_optional_bias(ctx, x, Some(bias), cache)
+        let y = self.attended(ctx, x, Some(bias), cache)?; // (B, T, H D / tp)
+        self.proj.forward(&y) // (B, T, C)
     }
 
-    fn with_optional_bias(
+    /// The results of all heads: (B, T, C) -> (B, T, H D / tp)
+    fn attended(
         &self,
         ctx: &Context,
         x: &Var,
@@ -98,18 +112,22 @@ impl ParallelAttention {
         cache: Option<&mut KvCache>,
     ) -> Result<Var> {
         let qkv = self.qkv.forward(x)?; // (B, T, (H + 2G) D / tp)
-        let y = self.cp.attend(&self.heads, ctx, qkv, bias, cache)?; // (B, T, H D / tp)
-        self.proj.forward(&y) // (B, T, C)
+        self.cp.attend(&self.heads, ctx, qkv, bias, cache)
     }
 
-    /// Like [`forward`](ParallelAttention::forward) without a cache, but backward recomputes attention between the
-    /// two linear layers: queries, keys and values are saved, their result is not.
-    pub fn forward_checkpointed(&self, ctx: &Context, x: &Var) -> Result<Var> {
+    /// Like [`forward_onto`](ParallelAttention::forward_onto) without a cache, but backward recomputes attention between
+    /// the two linear layers: queries, keys and values are saved, their result is not.
+    pub fn forward_checkpointed(
+        &self,
+        residual: Option<&Var>,
+        ctx: &Context,
+        x: &Var,
+    ) -> Result<Branch> {
         let qkv = self.qkv.forward(x)?; // (B, T, (H + 2G) D / tp)
         let (cp, heads, ctx) = (self.cp.clone(), self.heads.clone(), ctx.clone());
         let attend =
             move |qkv: &[Var]| Ok(vec![cp.attend(&heads, &ctx, qkv[0].clone(), None, None)?]);
         let y = checkpoint_discard_output(&[&qkv], attend)?.remove(0); // (B, T, H D / tp)
-        self.proj.forward(&y) // (B, T, C)
+        self.proj.forward_onto(residual, &y) // (B, T, C)
     }
 }

@@ -15,10 +15,12 @@ use ferrotron_autograd::ops::linear::{Gelu, SavedLinear, give_parameter_gradient
 use ferrotron_autograd::{Accum, Backward, Cotangents, InputGrads, Var, forward_span};
 use ferrotron_nn::{Axis, Bias, Init, Module, Param, Scope, WeightDecay};
 use ferrotron_tensor::ops::linear::{
-    linear, linear_bias_gradient, linear_gelu, linear_input_gradient, linear_weight_gradient,
+    fuses_residual, linear, linear_bias_gradient, linear_gelu, linear_input_gradient,
+    linear_weight_gradient,
 };
-use ferrotron_tensor::{At, Error, Result, Tensor};
+use ferrotron_tensor::{At, DType, Error, Result, Tensor};
 
+use super::branch::Branch;
 use super::mappings::{all_gather_dim, reduce_scatter_dim};
 use super::sharding::{SEQUENCE, SequenceParallel, TensorParallel};
 use crate::collective::{Reduction, Work};
@@ -304,9 +306,38 @@ impl RowParallelLinear {
 
     /// [`RowParallelLinear::forward`] of GELU: see [`Gelu::linear`].
     pub fn forward_of_gelu(&self, x: &Gelu) -> Result<Var> {
-        let dtype = x.hidden().dtype();
+        let (weight, bias) = self.vars(x.hidden().dtype())?;
+        self.tp.gelu_linear(x, &weight, bias.as_ref()).at(&self.path)
+    }
+
+    /// [`RowParallelLinear::forward`], with the residual (B, T, out) if it can be added in the pass of the product: see
+    /// [`Branch`].
+    pub fn forward_onto(&self, residual: Option<&Var>, x: &Var) -> Result<Branch> {
+        let Some(residual) = self.fused(residual, x.value()) else {
+            return self.forward(x).map(Branch::Term);
+        };
+        let (weight, bias) = self.vars(x.dtype())?;
+        x.linear_onto(residual, &weight, bias.as_ref()).map(Branch::Sum).at(&self.path)
+    }
+
+    /// [`RowParallelLinear::forward_onto`] of GELU.
+    pub fn forward_of_gelu_onto(&self, residual: Option<&Var>, x: &Gelu) -> Result<Branch> {
+        let Some(residual) = self.fused(residual, x.value()) else {
+            return self.forward_of_gelu(x).map(Branch::Term);
+        };
+        let (weight, bias) = self.vars(x.hidden().dtype())?;
+        x.linear_onto(residual, &weight, bias.as_ref()).map(Branch::Sum).at(&self.path)
+    }
+
+    /// The residual if the product of `x` adds it. The product of one rank of several is a part of a sum, to which the
+    /// residual would be added as many times as there are ranks.
+    fn fused<'a>(&self, residual: Option<&'a Var>, x: &Tensor) -> Option<&'a Var> {
+        residual.filter(|_| self.tp.group.size() == 1 && fuses_residual(x))
+    }
+
+    fn vars(&self, dtype: DType) -> Result<(Var, Option<Var>)> {
         let bias = self.bias.as_ref().map(|bias| bias.var_as(dtype)).transpose()?;
-        self.tp.gelu_linear(x, &self.weight.var_as(dtype)?, bias.as_ref()).at(&self.path)
+        Ok((self.weight.var_as(dtype)?, bias))
     }
 }
 

@@ -18,6 +18,7 @@
 //! ```
 
 mod attention;
+mod branch;
 mod cross_entropy;
 mod embedding;
 mod linear;
@@ -26,6 +27,7 @@ mod mlp;
 mod sharding;
 
 pub use attention::ParallelAttention;
+pub use branch::Branch;
 pub use cross_entropy::HeadParams;
 pub use embedding::VocabParallelEmbedding;
 pub use linear::{ColumnParallelLinear, RowParallelLinear};

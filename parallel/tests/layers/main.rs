@@ -7,6 +7,7 @@ mod attention;
 mod attention_bias;
 mod bitwise;
 mod block;
+mod branch;
 mod embedding;
 mod gradients;
 mod head;

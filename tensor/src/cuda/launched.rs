@@ -40,7 +40,7 @@ pub(super) fn product_launched(call: &Matmul, operands: DType, result: DType) {
     let matrices = |stride: usize| if stride == 0 { 1 } else { batch };
     let read =
         matrices(left.batch_stride) * rows * inner + matrices(right.batch_stride) * inner * columns;
-    // The old results, or what an epilogue reads or writes beside the new ones; its vectors are small.
+    // The addends, and what an epilogue reads or writes beside the new ones; its vectors are small.
     let also = match epilogue {
         Epilogue::Gelu { .. } | Epilogue::GeluDerivative { .. } => 1,
         Epilogue::None | Epilogue::Bias(_) | Epilogue::RowSums(_) => 0,

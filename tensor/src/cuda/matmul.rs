@@ -47,7 +47,7 @@ pub(crate) fn product(
     match bias {
         None => products(out, accum, &lhs, &rhs),
         Some(bias)
-            if product_with_epilogue(out, accum, &lhs, &rhs, Epilogue::Bias(bias.address()))? =>
+            if fused_product(out, accum, &lhs, &rhs, Epilogue::Bias(bias.address()), None)? =>
         {
             Ok(())
         }
@@ -75,13 +75,8 @@ pub(crate) fn linear_gelu(
     let leading = dims[1];
     let epilogue =
         Epilogue::Gelu { bias: bias.map(Tensor::address), input: input.address(), leading };
-    let done = product_with_epilogue(
-        &mut out,
-        Accum::Replace,
-        &readable(x)?,
-        &readable(weight)?,
-        epilogue,
-    )?;
+    let (x, weight) = (readable(x)?, readable(weight)?);
+    let done = fused_product(&mut out, Accum::Replace, &x, &weight, epilogue, None)?;
     Ok(done.then_some((input, out)))
 }
 
@@ -103,7 +98,7 @@ pub(crate) fn product_and_gelu_derivative(
     let mut out = Tensor::empty(lhs.device(), lhs.dtype(), &dims)?;
     let epilogue = Epilogue::GeluDerivative { input: input.address(), leading: dims[1] };
     let (lhs, rhs) = (readable(lhs)?, readable(rhs)?);
-    let done = product_with_epilogue(&mut out, Accum::Replace, &lhs, &rhs, epilogue)?;
+    let done = fused_product(&mut out, Accum::Replace, &lhs, &rhs, epilogue, None)?;
     Ok(done.then_some(out))
 }
 
@@ -117,18 +112,37 @@ pub(crate) fn product_and_row_sums(
 ) -> Result<Option<Tensor>> {
     let sums = Tensor::empty(out.device(), out.dtype(), &lhs.dims()[..1])?;
     let epilogue = Epilogue::RowSums(sums.address());
-    let done = product_with_epilogue(out, accum, &readable(lhs)?, &readable(rhs)?, epilogue)?;
+    let done = fused_product(out, accum, &readable(lhs)?, &readable(rhs)?, epilogue, None)?;
     Ok(done.then_some(sums))
 }
 
-/// The product of two matrices with an epilogue whose addresses belong to other tensors. Returns false, without
-/// writing, if cuBLASLt does not support it for these types and sizes.
-fn product_with_epilogue(
+/// residual + x W^T + b in one pass, for x (M, K), W^T (K, N), a contiguous b and a residual (M, N). `None` if cuBLASLt
+/// does not support these operands.
+pub(crate) fn linear_onto(
+    residual: &Tensor,
+    x: &Tensor,
+    weight: &Tensor,
+    bias: Option<&Tensor>,
+) -> Result<Option<Tensor>> {
+    let Some(leading) = rows(residual.layout()) else { return Ok(None) };
+    let (address, order) = (residual.address(), StorageOrder::Rows);
+    let addend = Matrices { address, order, leading, batch_stride: 0 };
+    let mut out = Tensor::empty(x.device(), x.dtype(), residual.dims())?;
+    let epilogue = bias.map_or(Epilogue::None, |bias| Epilogue::Bias(bias.address()));
+    let (x, weight) = (readable(x)?, readable(weight)?);
+    let done = fused_product(&mut out, Accum::Add, &x, &weight, epilogue, Some(addend))?;
+    Ok(done.then_some(out))
+}
+
+/// The product of two matrices with an epilogue and an addend whose addresses belong to other tensors. Returns false,
+/// without writing, if cuBLASLt does not support it for these types and sizes.
+fn fused_product(
     out: &mut Tensor,
     accum: Accum,
     lhs: &Tensor,
     rhs: &Tensor,
     epilogue: Epilogue,
+    addend: Option<Matrices>,
 ) -> Result<bool> {
     let empty = out.numel() == 0 || lhs.numel() == 0;
     if empty || out.rank() != 2 || !out.is_unique() || rows(out.layout()).is_none() {
@@ -136,7 +150,7 @@ fn product_with_epilogue(
     }
     let gpu = gpu(out)?;
     for call in calls(out, accum, lhs, rhs)? {
-        let call = Matmul { epilogue, ..call };
+        let call = Matmul { epilogue, addend, ..call };
         if !gpu.products().supports(&call).map_err(Error::from_gpu)? {
             return Ok(false);
         }
@@ -205,6 +219,7 @@ fn calls(out: &Tensor, accum: Accum, lhs: &Tensor, rhs: &Tensor) -> Result<Small
             right: matrices(1, rhs.dtype(), right),
             out: matrices(2, out.dtype(), (StorageOrder::Rows, leading)),
             beta: if accum == Accum::Add { 1.0 } else { 0.0 },
+            addend: None,
             epilogue: Epilogue::None,
         }
     };

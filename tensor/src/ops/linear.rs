@@ -1,15 +1,16 @@
 //! The linear layer y = x W^T + b, with its gradients.
 //!
-//! A GPU fuses a bias, GELU, a bias gradient or the derivative of GELU with a product, where cuBLASLt has that epilogue.
+//! A GPU fuses a bias, GELU, a bias gradient or the derivative of GELU with a product, where cuBLASLt has that epilogue,
+//! and in 16 bits the addition of a residual.
 
 use crate::core::layout::Dims;
 use crate::core::tensor::check_pair;
 use crate::cuda;
 use crate::ops::matmul::{Accum, check_place, named_product_into, product_dims, product_into};
-use crate::ops::pointwise::unary_backward;
+use crate::ops::pointwise::{binary, unary_backward};
 use crate::ops::reduce::sum_to_size;
-use crate::ops::table::Unary;
-use crate::{Error, Result, Tensor};
+use crate::ops::table::{Binary, Unary};
+use crate::{DType, Error, Result, Tensor};
 
 /// The linear layer x W^T + b for x (.., K), W (N, K) and b (N): (.., N).
 pub fn linear(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
@@ -21,6 +22,49 @@ pub fn linear(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tens
     let weight = weight.transpose(0, 1)?;
     product_into("linear", &mut out, Accum::Replace, &rows, &weight, bias.as_ref(), &matrix)?;
     out.reshape(&dims)
+}
+
+/// r + x W^T + b for the operands of [`linear`] and r (.., N), the residual: (.., N).
+///
+/// If [`fuses_residual`] and cuBLASLt takes the operands, the sum is formed in the pass of the product; cuBLASLt may round
+/// it before it adds a bias. Elsewhere the layer's result is rounded, and then r is added.
+///
+/// ```
+/// use ferrotron_tensor::{Device, Tensor, ops::linear::linear_onto};
+/// let device = Device::cpu(1)?;
+/// let x = Tensor::from_slice(&device, &[1.0_f32, 2.0], &[1, 2])?;
+/// let w = Tensor::from_slice(&device, &[3.0_f32, 4.0], &[1, 2])?;
+/// let r = Tensor::from_slice(&device, &[100.0_f32], &[1, 1])?;
+/// assert_eq!(linear_onto(&r, &x, &w, None)?.item()?, 111.0);
+/// # Ok::<(), ferrotron_tensor::Error>(())
+/// ```
+pub fn linear_onto(
+    residual: &Tensor,
+    x: &Tensor,
+    weight: &Tensor,
+    bias: Option<&Tensor>,
+) -> Result<Tensor> {
+    let dims = linear_dims(x, weight, bias)?;
+    if residual.dims() != &dims[..] {
+        let message = format!("the residual {:?} is not of dims {dims:?}", residual.dims());
+        return Err(Error::shape("linear", message));
+    }
+    check_pair("linear", x, residual)?;
+    if fuses_residual(x) {
+        let bias = bias.map(Tensor::contiguous).transpose()?;
+        let (x, weight) = (x.as_matrix()?, weight.transpose(0, 1)?);
+        let fused = cuda::matmul::linear_onto(&residual.as_matrix()?, &x, &weight, bias.as_ref())?;
+        if let Some(sum) = fused {
+            return sum.reshape(&dims);
+        }
+    }
+    binary(Binary::Add, residual, &linear(x, weight, bias)?)
+}
+
+/// Returns whether [`linear_onto`] of operands like `x` adds in the pass of the product, unless cuBLASLt refuses: on a
+/// GPU, in 16 bits. Wider types keep the bits of two passes.
+pub fn fuses_residual(x: &Tensor) -> bool {
+    x.device().is_gpu() && matches!(x.dtype(), DType::BF16 | DType::F16)
 }
 
 /// h = x W^T + b as in [`linear`], and gelu(h) in tanh form, if the device fuses both. cuBLASLt does so in 16 bits and

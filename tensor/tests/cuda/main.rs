@@ -11,6 +11,7 @@ mod flat;
 mod glu;
 mod graph;
 mod indices;
+mod linear;
 mod linear_cross_entropy;
 mod matmul;
 mod memory;

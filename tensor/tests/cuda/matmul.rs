@@ -1,8 +1,8 @@
 //! Matrix products against the CPU's: bitwise for integers, whose sums are exact in any order.
 
 use ferrotron_tensor::ops::linear::{
-    linear, linear_bias_gradient, linear_gelu, linear_gelu_input_gradient, linear_input_gradient,
-    linear_parameter_gradients, linear_weight_gradient,
+    linear, linear_bias_gradient, linear_input_gradient, linear_parameter_gradients,
+    linear_weight_gradient,
 };
 use ferrotron_tensor::ops::matmul::{Accum, matmul, matmul_into};
 use ferrotron_tensor::{DType, Device, ErrorKind, RandomKey, Result, Tensor};
@@ -11,7 +11,7 @@ use std::process::Command;
 use crate::support::{FLOATS, assert_like_cpu, gpu, stand_in};
 
 /// Integers from -3 to 3.
-fn integers(device: &Device, dtype: DType, dims: &[usize], seed: u64) -> Result<Tensor> {
+pub fn integers(device: &Device, dtype: DType, dims: &[usize], seed: u64) -> Result<Tensor> {
     let key = RandomKey::new(seed, 0, "integers");
     let numel = dims.iter().product::<usize>() as u64;
     let values: Vec<f64> = (0..numel).map(|i| f64::from(key.bits(i) % 7) - 3.0).collect();
@@ -19,7 +19,7 @@ fn integers(device: &Device, dtype: DType, dims: &[usize], seed: u64) -> Result<
 }
 
 /// Asserts that `f` computes the same numbers on both devices.
-fn same(what: &str, gpu: &Device, f: impl Fn(&Device) -> Result<Tensor>) -> Result<()> {
+pub fn same(what: &str, gpu: &Device, f: impl Fn(&Device) -> Result<Tensor>) -> Result<()> {
     assert_like_cpu(what, gpu, 0.0, f)
 }
 
@@ -226,89 +226,11 @@ fn a_linear_layer_and_its_gradients() -> Result<()> {
     Ok(())
 }
 
-#[test]
-fn gelu_comes_with_its_linear_layer() -> Result<()> {
-    let Some(device) = gpu("gelu_comes_with_its_linear_layer")? else { return Ok(()) };
-    for dtype in FLOATS {
-        for (rows, k, n) in [(&[2_usize, 3][..], 5, 16), (&[7], 8, 8), (&[3], 4, 12), (&[0], 4, 8)]
-        {
-            let on = |device: &Device, seed, dims: &[usize]| integers(device, dtype, dims, seed);
-            let x = |device: &Device| on(device, 1, &[rows, &[k]].concat());
-            let w = |device: &Device| on(device, 2, &[n + 1, k])?.narrow(0, 1, n);
-            for bias in [false, true] {
-                let b = |device: &Device| on(device, 3, &[n]);
-                let what = format!("{dtype} {rows:?} {k} {n} {bias}");
-                let b = |device: &Device| bias.then(|| b(device)).transpose();
-                let layer =
-                    |device: &Device| linear_gelu(&x(device)?, &w(device)?, b(device)?.as_ref());
-                same(&what, &device, |device| Ok(layer(device)?.0))?;
-                let (hidden, value) = layer(&device)?;
-                let together = dtype.size() == 2 && n % 8 == 0 && rows != [0];
-                let expected = value.is_some() == together || !all_are_taken() && value.is_none();
-                assert!(expected, "{what}");
-                let Some(value) = value else { continue };
-                let (x, values) = (hidden.to_f64()?, value.to_f64()?);
-                for (i, (x, got)) in x.iter().zip(values).enumerate() {
-                    let inner = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x.powi(3));
-                    let want = 0.5 * x * (1.0 + inner.tanh());
-                    // A GPU's own hyperbolic tangent is off by 2^-11 (PTX ISA, "tanh"), and the result is rounded.
-                    let bound = 2_f64.powi(-12) * x.abs() + dtype.epsilon() * want.abs();
-                    assert!((got - want).abs() <= bound, "{what} [{i}]: {got}, not {want}");
-                }
-            }
-        }
-    }
-    Ok(())
-}
-
-/// dx gelu'(h) beside the two passes of a CPU, for shapes that a GPU fuses in 16 bits, and others.
-#[test]
-fn the_derivative_of_gelu_comes_with_the_gradient_of_inputs() -> Result<()> {
-    let test = "the_derivative_of_gelu_comes_with_the_gradient_of_inputs";
-    let Some(device) = gpu(test)? else { return Ok(()) };
-    let launches = || device.gpu().unwrap().launches();
-    for dtype in FLOATS {
-        for (rows, n, k) in [(&[2_usize, 3][..], 5, 16), (&[7], 8, 8), (&[3], 4, 12), (&[0], 4, 8)]
-        {
-            let on = |device: &Device, seed, dims: &[usize]| integers(device, dtype, dims, seed);
-            let gradient = |device: &Device| {
-                let dy = on(device, 1, &[rows, &[n]].concat())?;
-                let w = on(device, 2, &[n, k + 1])?.narrow(1, 0, k)?;
-                let hidden = on(device, 3, &[rows, &[k]].concat())?.mul_scalar(0.25)?;
-                let before = launches();
-                let found = linear_gelu_input_gradient(&dy, &w, &hidden)?;
-                let passes = launches() - before;
-                let mut dx = hidden.zeros_like()?;
-                linear_input_gradient(&mut dx, Accum::Replace, &dy, &w)?;
-                Ok((found, dx, passes))
-            };
-            let (want, dx, _) = gradient(&Device::cpu(1)?)?;
-            let (got, _, passes) = gradient(&device)?;
-            let what = format!("{dtype} {rows:?} {n} {k}");
-            let together = dtype.size() == 2 && k % 8 == 0;
-            if all_are_taken() && rows != [0] {
-                assert_eq!(passes == 0, together, "{what}: {passes} kernels");
-            }
-            assert_eq!(got.dims(), want.dims(), "{what}");
-            let (got, want) = (got.to_f64()?, want.to_f64()?);
-            for (i, dx) in dx.to_f64()?.iter().enumerate() {
-                // The derivative, at most 1.13, and the result are rounded; dx is an integer. A GPU's own hyperbolic tangent
-                // is off by 2^-11 (PTX ISA, "tanh"), and for these h the derivative by at most 1.2 times as much.
-                let tanh = if together { 1.2 * 2_f64.powi(-11) } else { 0.0 };
-                let bound = (tanh + 4.0 * dtype.epsilon()) * dx.abs();
-                let off = (got[i] - want[i]).abs();
-                assert!(off <= bound, "{what} [{i}]: {}, not {}", got[i], want[i]);
-            }
-        }
-    }
-    Ok(())
-}
-
 /// A number with which the stand-in refuses half of the epilogues.
 const REFUSES: &str = "FERROTRON_STAND_IN_REFUSES";
 
 /// Whether every epilogue is one that cuBLASLt takes, if its types and sizes can be at all: on a GPU nobody knows.
-fn all_are_taken() -> bool {
+pub fn all_are_taken() -> bool {
     ["FERROTRON_TEST_GPU", REFUSES].iter().all(|name| std::env::var_os(name).is_none())
 }
 
@@ -321,7 +243,7 @@ fn refused_epilogues_are_done_without() -> Result<()> {
     }
     for seed in ["1", "2"] {
         let mut command = Command::new(std::env::current_exe().unwrap());
-        command.args(["matmul::", "graph::", "linear_cross_entropy::"]);
+        command.args(["matmul::", "linear::", "graph::", "linear_cross_entropy::"]);
         let out = command.env(REFUSES, seed).output().unwrap();
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         assert!(out.status.success(), "{seed}:\n{}{}", text(&out.stdout), text(&out.stderr));

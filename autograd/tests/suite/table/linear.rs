@@ -1,5 +1,7 @@
 //! Rows of linear layers.
 
+use ferrotron_autograd::ops::linear::Gelu;
+
 use super::{OpCase, Shapes, row};
 
 const LINEAR: &[Shapes] = &[
@@ -31,6 +33,17 @@ const LINEAR_GELU: &[Shapes] = &[
 ];
 const PLAIN_LINEAR_GELU: &[Shapes] =
     &[&[&[2, 3, 4], &[8, 4], &[3, 8]], &[&[2, 1], &[5, 1], &[1, 5]], &[&[0, 4], &[8, 4], &[2, 8]]];
+const LINEAR_ONTO: &[Shapes] = &[
+    &[&[2, 3, 4], &[8, 4], &[2, 3, 8]],
+    &[&[2, 1], &[5, 1], &[2, 5]],
+    &[&[0, 4], &[8, 4], &[0, 8]],
+    &[&[2, 0], &[8, 0], &[2, 8]],
+];
+const BIASED_ONTO: &[Shapes] = &[
+    &[&[2, 3, 4], &[8, 4], &[2, 3, 8], &[8]],
+    &[&[2, 1], &[5, 1], &[2, 5], &[5]],
+    &[&[0, 4], &[8, 4], &[0, 8], &[8]],
+];
 
 pub fn layers() -> Vec<OpCase> {
     vec![
@@ -41,6 +54,13 @@ pub fn layers() -> Vec<OpCase> {
         }),
         row("linear_gelu", "with bias", LINEAR_GELU, |x| {
             x[0].linear_gelu(&x[1], Some(&x[2]))?.linear(&x[3], Some(&x[4]))
+        }),
+        row("linear_onto", "", LINEAR_ONTO, |x| x[0].linear_onto(&x[2], &x[1], None)),
+        row("linear_onto", "with bias", BIASED_ONTO, |x| {
+            x[0].linear_onto(&x[2], &x[1], Some(&x[3]))
+        }),
+        row("linear_onto", "of GELU", LINEAR_ONTO, |x| {
+            Gelu::new(x[0].clone(), None)?.linear_onto(&x[2], &x[1], None)
         }),
     ]
 }
