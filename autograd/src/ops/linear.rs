@@ -120,11 +120,13 @@ fn record(
     value: Tensor,
     saved: impl FnOnce() -> SavedLinear,
 ) -> Result<Var> {
-    let no_bias = operand.detach();
-    let inputs: Vec<&Var> = match residual {
-        None => [operand, weight].into_iter().chain(bias).collect(),
-        Some(residual) => vec![operand, weight, bias.unwrap_or(&no_bias), residual],
+    // Stands where a bias would, so that the residual has its place.
+    let no_bias = match (bias, residual) {
+        (None, Some(_)) => Some(operand.detach()),
+        _ => None,
     };
+    let bias = bias.or(no_bias.as_ref());
+    let inputs: Vec<&Var> = [operand, weight].into_iter().chain(bias).chain(residual).collect();
     Var::record(&inputs, value, || LinearBackward(saved()))
 }
 

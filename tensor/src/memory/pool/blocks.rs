@@ -25,7 +25,7 @@ fn slack(most: usize) -> usize {
     (most / 32).max(1 << 20)
 }
 
-/// How long a block will be in use.
+/// Expected time in use of a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Lifetime {
     /// At most until backward has passed, as activations.
