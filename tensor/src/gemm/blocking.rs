@@ -15,6 +15,8 @@ const CACHE_BLOCK_LANE_BYTES: usize = 8192;
 const MC: usize = 128;
 /// nc, in panels of nr columns.
 const NC_PANELS: usize = 4;
+/// Lanes of the other operand for each thread that packs the same lanes, at least: packing is then 2 % of the product.
+const USES: usize = 256;
 /// Rounds up what is divided evenly.
 const GRAIN: usize = 16;
 
@@ -35,6 +37,8 @@ pub(super) struct CacheBlocking {
     pub nr: usize,
     /// Number of cache blocks along rows, columns and k.
     pub cache_blocks: [usize; 3],
+    /// The operand that each thread packs for itself, a tile's lanes at a time: 0 for the left, 1 for the right one.
+    pub own: Option<usize>,
 }
 
 /// The dimensions of a product and what it is computed with.
@@ -59,6 +63,19 @@ fn even(total: usize, most: usize, grain: usize) -> usize {
     total.div_ceil(total.div_ceil(most)).next_multiple_of(grain)
 }
 
+/// Of the operands to be packed, the one that each thread packs for itself, a tile's lanes at a time: the one with more
+/// lanes. None if threads that need the same lanes would pack them too often.
+fn own_side(
+    packed: [bool; 2],
+    lanes: [usize; 2],
+    tile: [usize; 2],
+    threads: usize,
+) -> Option<usize> {
+    let side = (0..2).filter(|&side| packed[side]).max_by_key(|&side| lanes[side])?;
+    let sharing = threads.div_ceil(lanes[side].div_ceil(tile[side]));
+    (lanes[1 - side] >= USES * sharing).then_some(side)
+}
+
 /// kc of words or f32 values.
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 pub(super) fn kc_steps(k: usize) -> usize {
@@ -66,17 +83,23 @@ pub(super) fn kc_steps(k: usize) -> usize {
 }
 
 impl CacheBlocking {
-    /// The cuts; what needs no packing ahead is one cache block.
-    pub(super) fn new(size: GemmShape, packing: bool) -> CacheBlocking {
+    /// The cuts, with the operands that are to be packed; what needs no packing ahead is one cache block.
+    pub(super) fn new(size: GemmShape, packed: [bool; 2]) -> CacheBlocking {
         let GemmShape { rows: m, columns: n, k, threads, bytes, lanes, mr, vectors: most_vectors } =
             size;
         let kc = even(k, KC_BYTES / bytes, GRAIN);
-        let depth = (CACHE_BLOCK_DEPTH_BYTES / bytes / kc).max(1) * kc;
-        let depth = if packing { depth.min(k.next_multiple_of(kc)) } else { k };
         let vectors = n.div_ceil(lanes);
         let nr = vectors.div_ceil(vectors.div_ceil(most_vectors)) * lanes;
-        let most = if packing { CACHE_BLOCK_LANE_BYTES / bytes } else { usize::MAX };
-        let (rows, columns) = (even(m, most, GRAIN), even(n, most, nr));
+        let depth = (CACHE_BLOCK_DEPTH_BYTES / bytes / kc).max(1) * kc;
+        let own =
+            (k <= depth).then(|| own_side(packed, [m, n], [MC, NC_PANELS * nr], threads)).flatten();
+        let packing = (0..2).any(|side| packed[side] && own != Some(side));
+        let depth = if packing { depth.min(k.next_multiple_of(kc)) } else { k };
+        let most = |side: usize| match packing && own != Some(side) {
+            true => CACHE_BLOCK_LANE_BYTES / bytes,
+            false => usize::MAX,
+        };
+        let (rows, columns) = (even(m, most(0), GRAIN), even(n, most(1), nr));
         let nc = (NC_PANELS * nr).min(columns);
         // Enough tiles that threads which come late or go slower still share evenly.
         let across = columns.div_ceil(nc);
@@ -84,11 +107,40 @@ impl CacheBlocking {
         let wanted = if threads > 1 && m > FEW { (8 * threads).div_ceil(across) } else { 1 };
         let mc = rows.div_ceil(wanted).next_multiple_of(mr).min(MC);
         let cache_blocks = [m.div_ceil(rows), n.div_ceil(columns), k.div_ceil(depth)];
-        CacheBlocking { kc, depth, rows, columns, mc, nc, nr, cache_blocks }
+        CacheBlocking { kc, depth, rows, columns, mc, nc, nr, cache_blocks, own }
     }
 
     /// Number of tiles in so many rows and columns.
     pub(super) fn tiles(&self, rows: usize, columns: usize) -> usize {
         rows.div_ceil(self.mc) * columns.div_ceil(self.nc)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn own(threads: usize, [rows, k, columns]: [usize; 3], packed: [bool; 2]) -> Option<usize> {
+        let shape = GemmShape { rows, columns, k, threads, bytes: 4, lanes: 16, mr: 8, vectors: 3 };
+        CacheBlocking::new(shape, packed).own
+    }
+
+    #[test]
+    fn threads_pack_the_operand_with_more_lanes_for_themselves() {
+        let (right, both) = ([false, true], [true; 2]);
+        for threads in [1, 2, 4] {
+            // A linear layer, the logits, and weight gradients: of GPT-2 124M.
+            assert_eq!(own(threads, [1024, 768, 2304], right), Some(1));
+            assert_eq!(own(threads, [1024, 768, 50304], right), Some(1));
+            assert_eq!(own(threads, [50304, 1024, 768], both), Some(0));
+            assert_eq!(own(threads, [768, 1024, 3072], both), Some(1));
+            // Too long for the L2, too few uses, nothing to pack.
+            assert_eq!(own(threads, [1024, 3072, 768], right), None);
+            assert_eq!(own(threads, [128, 768, 2304], right), None);
+            assert_eq!(own(threads, [1024, 768, 2304], [false; 2]), None);
+        }
+        // 64 threads would pack each of 4 chunks 16 times.
+        assert_eq!(own(64, [1024, 768, 768], right), None);
+        assert_eq!(own(64, [4096, 768, 768], right), Some(1));
     }
 }

@@ -10,6 +10,7 @@ use super::problem::{Bias, Problem};
 use super::scheduler::{self, CacheBlock, Work};
 use super::workspace::with_workspace;
 use crate::Result;
+use std::sync::atomic::AtomicUsize;
 
 /// Computes the problem with up to `threads` threads of the current rayon pool. Errors if there is no memory for
 /// packed operands.
@@ -37,16 +38,20 @@ pub(super) unsafe fn run<T: Compute>(
         mr,
         vectors: kernels.vectors(),
     };
-    let lhs_access = Access::for_rows::<T>(&lhs, &size);
-    let rhs_access = Access::for_columns(&rhs, &size, kernels);
+    let mut lhs_access = Access::for_rows::<T>(&lhs, &size);
+    let mut rhs_access = Access::for_columns(&rhs, &size, kernels);
     let streamed = rhs_access == Access::Streamed;
     if streamed {
         size.vectors = 1;
     }
-    let plan = CacheBlocking::new(
-        size,
-        !streamed && [lhs_access, rhs_access].contains(&Access::PackedShared),
-    );
+    let packed = [lhs_access, rhs_access].map(|access| !streamed && access == Access::PackedShared);
+    let plan = CacheBlocking::new(size, packed);
+    if let Some(own) = plan.own {
+        *[&mut lhs_access, &mut rhs_access][own] = Access::PackedPerTile;
+    }
+    // Lanes that are packed at a time.
+    let rows = if plan.own == Some(0) { plan.mc } else { plan.rows };
+    let columns = if plan.own == Some(1) { plan.nc } else { plan.columns };
 
     let mut lhs = PackedOperand {
         operand: lhs,
@@ -55,7 +60,7 @@ pub(super) unsafe fn run<T: Compute>(
         kc: plan.kc,
         width: mr,
         unit: mr.max(kernels.lanes),
-        padded: plan.rows.next_multiple_of(mr.max(kernels.lanes)),
+        padded: rows.next_multiple_of(mr.max(kernels.lanes)),
         panels: std::ptr::null_mut(),
     };
     let mut rhs = PackedOperand {
@@ -65,7 +70,7 @@ pub(super) unsafe fn run<T: Compute>(
         kc: plan.kc,
         width: plan.nr,
         unit: plan.nr,
-        padded: plan.columns,
+        padded: columns,
         panels: std::ptr::null_mut(),
     };
     let contiguous = target.column_stride == 1 || rhs.operand.lanes == 1;
@@ -83,7 +88,9 @@ pub(super) unsafe fn run<T: Compute>(
         lhs.panels = memory.cast::<T>();
         rhs.panels = lhs.panels.wrapping_add(lhs_elements);
         let scratch = (!direct).then(|| rhs.panels.wrapping_add(rhs_elements));
-        let job = GemmTask { kernels, problem, plan, alpha, lhs, rhs, scratch, stores_result };
+        let held = (0..threads).map(|_| AtomicUsize::new(usize::MAX)).collect();
+        let job =
+            GemmTask { kernels, problem, plan, alpha, lhs, rhs, scratch, stores_result, held };
         // SAFETY: threads write disjoint chunks of the panels, then disjoint tiles.
         unsafe { scheduler::run(threads, &job) };
     })
@@ -103,6 +110,10 @@ impl<T: Compute> Work for GemmTask<T> {
     fn computing_pieces(&self, block: CacheBlock) -> usize {
         let [rows, columns] = self.ranges(block);
         self.plan.tiles(rows.lanes, columns.lanes)
+    }
+
+    fn keeps_neighbours(&self) -> bool {
+        self.plan.own.is_some()
     }
 
     unsafe fn pack(&self, block: CacheBlock, number: usize) {
@@ -146,5 +157,54 @@ impl<T: Compute> GemmTask<T> {
             range(i * rows, rows, self.problem.lhs.lanes),
             range(j * columns, columns, self.problem.rhs.lanes),
         ]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::gemm::isa::Isa;
+    use crate::gemm::{Accum, MatMut, MatRef, gemm_at};
+
+    /// Sums of whole numbers below 2^24, so that every order has the same bits.
+    #[test]
+    fn operands_that_each_thread_packs_for_itself_are_those_of_the_product() {
+        let (m, k, n) = (601, 70, 521);
+        let numbers = |len: usize, step: usize| -> Vec<f32> {
+            (0..len).map(|i| (i * step % 23) as f32 - 11.0).collect()
+        };
+        let (a, b) = (numbers(m * k, 7), numbers(k * n, 5));
+        let mut want = numbers(m * n, 3);
+        for (i, row) in want.chunks_exact_mut(n).enumerate() {
+            for (j, sum) in row.iter_mut().enumerate() {
+                *sum += (0..k).map(|p| a[i * k + p] * b[p * n + j]).sum::<f32>();
+            }
+        }
+        let turned = |from: &[f32], rows: usize, columns: usize| -> Vec<f32> {
+            (0..from.len()).map(|i| from[i % rows * columns + i / rows]).collect()
+        };
+        let (a_turned, b_turned) = (turned(&a, m, k), turned(&b, k, n));
+        let lhs = [
+            MatRef::row_major(a.as_ptr(), m, k),
+            MatRef::row_major(a_turned.as_ptr(), k, m).transposed(),
+        ];
+        let rhs = [
+            MatRef::row_major(b.as_ptr(), k, n),
+            MatRef::row_major(b_turned.as_ptr(), n, k).transposed(),
+        ];
+        for isa in Isa::available() {
+            for threads in [1, 2, 5] {
+                let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+                for (i, j) in [(0, 0), (0, 1), (1, 0), (1, 1)] {
+                    let mut got = numbers(m * n, 3);
+                    let (target, lhs, rhs) =
+                        (MatMut::row_major(got.as_mut_ptr(), m, n), lhs[i], rhs[j]);
+                    // SAFETY: vectors of the sizes of the matrices, and an instruction set that is here.
+                    pool.install(|| unsafe {
+                        gemm_at(isa, threads, target, Accum::Add, 1.0, lhs, rhs, None).unwrap();
+                    });
+                    assert_eq!(got, want, "{isa:?}, {threads} threads, operands {i} {j}");
+                }
+            }
+        }
     }
 }

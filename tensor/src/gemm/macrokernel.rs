@@ -6,6 +6,7 @@ use super::kernel::{Compute, GemmKernels, MicroTile};
 use super::pack::{Epilogue, PackTask};
 use super::packed_operand::{Access, PackedOperand, Range};
 use super::problem::{Bias, Problem};
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 /// A product and the state of its computation.
 pub(super) struct GemmTask<T: 'static> {
@@ -19,6 +20,8 @@ pub(super) struct GemmTask<T: 'static> {
     pub scratch: Option<*mut T>,
     /// Whether the microkernel writes the last block's sums to the target, with the bias.
     pub stores_result: bool,
+    /// The first lane of the panels that each thread has packed for itself.
+    pub held: Vec<AtomicUsize>,
 }
 
 // SAFETY: threads write disjoint chunks of the panels, then disjoint tiles of the target or their
@@ -51,8 +54,9 @@ impl<T: Compute> GemmTask<T> {
         thread: usize,
     ) {
         let (plan, target) = (&self.plan, self.problem.target);
-        let tiles_down = rows.lanes.div_ceil(plan.mc);
-        let (i0, j0) = (number % tiles_down * plan.mc, number / tiles_down * plan.nc);
+        let [i0, j0] = self.tile_start(rows, columns, number);
+        // SAFETY: the caller's promise.
+        unsafe { self.pack_own(rows, columns, [i0, j0], thread) };
         let (row, column) = (rows.lane + i0, columns.lane + j0);
         let (sums, sums_row) = match self.scratch {
             None => (target.at(row, column).cast::<T>(), target.row_stride),
@@ -94,6 +98,33 @@ impl<T: Compute> GemmTask<T> {
             }
             if last && !self.stores_result {
                 self.epilogue(&place);
+            }
+        }
+    }
+
+    /// The first row and column, within a cache block, of tile number `number`. Tiles of the lanes that a thread packs for
+    /// itself follow one another.
+    fn tile_start(&self, rows: Range, columns: Range, number: usize) -> [usize; 2] {
+        let CacheBlocking { mc, nc, .. } = self.plan;
+        if self.lhs.access == Access::PackedPerTile {
+            let across = columns.lanes.div_ceil(nc);
+            [number / across * mc, number % across * nc]
+        } else {
+            let down = rows.lanes.div_ceil(mc);
+            [number % down * mc, number / down * nc]
+        }
+    }
+
+    /// Packs the lanes of a tile that this thread packs for itself, if its last tile had others.
+    unsafe fn pack_own(&self, rows: Range, columns: Range, [i0, j0]: [usize; 2], thread: usize) {
+        let CacheBlocking { mc, nc, .. } = self.plan;
+        let sides = [(&self.lhs, rows, i0, mc), (&self.rhs, columns, j0, nc)];
+        for (operand, block, lane, most) in sides {
+            let first = block.lane + lane;
+            let own = operand.access == Access::PackedPerTile;
+            if own && self.held[thread].swap(first, Relaxed) != first {
+                // SAFETY: the lanes lie within the operand.
+                unsafe { operand.pack_tile(block, [lane, most.min(block.lanes - lane)], thread) };
             }
         }
     }

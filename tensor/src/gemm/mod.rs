@@ -6,7 +6,7 @@
 //! BLAS functionality", 2015:
 //!
 //! ```text
-//! for each cache block, along k first, then rows, then columns      all threads pack its panels
+//! for each cache block, along k first, then rows, then columns      all threads pack its panels, or each for itself
 //!   for each tile of mc x nc                                        one thread: the macrokernel
 //!     for each kc of the cache block's k
 //!       for each mr of mc                                           a panel of the left operand
@@ -20,6 +20,9 @@
 //! | kc x nc | panels of the right operand, for a tile | 512 x 192, 384 KiB | L2 |
 //! | mc x nc | tile of the result | 128 x 192 | L2 |
 //! | | cache block of an operand | 2048 x 1024, 8 MiB | L3 |
+//!
+//! Where k fits one cache block, each thread packs the longer operand for itself, a tile's lanes at a time: they stay in its
+//! L2 while it computes the tiles that have them. Panels for all threads go through L3 or from core to core.
 //!
 //! `blocking.rs` chooses the sizes, `scheduler.rs` runs the two outer loops, `macrokernel.rs` the three inner ones. The
 //! microkernel applies the epilogue to the last sums: bias and rounding. Products of few rows read columns where they lie

@@ -28,6 +28,9 @@ pub(super) enum Access {
     PackedShared,
     /// Packed in one panel, by a thread just before its only use.
     PackedPerThread,
+    /// Packed in panels of its own by each thread, for the lanes of a tile, and kept for its next tiles of these lanes: they
+    /// stay in its L2, and no thread waits for another one's.
+    PackedPerTile,
 }
 
 impl Access {
@@ -119,6 +122,7 @@ impl<T: Compute> PackedOperand<T> {
             Access::Unpacked | Access::Streamed => 0,
             Access::PackedShared => self.padded * depth,
             Access::PackedPerThread => self.width * self.kc * threads,
+            Access::PackedPerTile => self.padded * depth * threads,
         }
     }
 
@@ -165,6 +169,26 @@ impl<T: Compute> PackedOperand<T> {
             // cache block, where lanes are padded to whole registers.
             unsafe { self.pack_range(range, self.panels.wrapping_add(to), self.width * depth) };
         }
+    }
+
+    /// Packs the lanes of a tile of a cache block into the panels of a thread: `lanes` from the block's `lane` on.
+    ///
+    /// # Safety
+    /// The lanes lie within the operand, are at most `padded`, and `thread` is below the number of threads.
+    pub(super) unsafe fn pack_tile(&self, block: Range, [lane, lanes]: [usize; 2], thread: usize) {
+        let panels = self.tile_panels(block, thread);
+        for start in (0..block.steps).step_by(self.kc) {
+            let steps = self.kc.min(block.steps - start);
+            let range = Range { lane: block.lane + lane, lanes, step: block.step + start, steps };
+            let to = panels.wrapping_add(start * self.padded);
+            // SAFETY: the caller's promise, and the panels have whole registers.
+            unsafe { self.pack_range(range, to, self.width * steps) };
+        }
+    }
+
+    /// The panels of a thread for a tile's lanes in a cache block.
+    fn tile_panels(&self, block: Range, thread: usize) -> *mut T {
+        self.panels.wrapping_add(thread * self.padded * block.steps)
     }
 
     /// Packs kc steps of one panel into the panel of a thread.
@@ -245,6 +269,10 @@ impl<T: Compute> PackedOperand<T> {
             Access::PackedPerThread => {
                 let data = self.panels.wrapping_add(thread * self.width * self.kc);
                 OperandView { data, panel: 0, lane: 1, step: width }
+            }
+            Access::PackedPerTile => {
+                let data = self.tile_panels(block, thread).wrapping_add(start * self.padded);
+                OperandView { data, panel: width * depth as isize, lane: 1, step: width }
             }
         }
     }

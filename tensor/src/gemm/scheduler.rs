@@ -7,6 +7,7 @@
 //!
 //! A number drawn for packing entitles to one piece. Each thread begins with the pieces of its own part of the panels, which
 //! are the same in every product: lines of the cache that another core has read or written are three times as slow to write.
+//! Where threads keep what they have packed for themselves, the same holds for the tiles.
 
 use super::stream::FEW;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -47,6 +48,10 @@ pub(super) trait Work: Sync {
     fn enter(&self) {}
     /// Undoes [`Work::enter`] after the thread's last piece.
     fn leave(&self) {}
+    /// Whether a thread should compute pieces that follow one another, since it keeps what they have in common.
+    fn keeps_neighbours(&self) -> bool {
+        false
+    }
 }
 
 /// A cache block: its numbers along rows, columns and k.
@@ -76,7 +81,7 @@ struct List<'a, W> {
     done: AtomicUsize,
     /// Threads that have come.
     arrived: AtomicUsize,
-    /// The next number to pack in each thread's part; none for one thread.
+    /// The next number in each thread's part; none for one thread.
     parts: Vec<AtomicUsize>,
 }
 
@@ -133,19 +138,21 @@ impl<W: Work> List<'_, W> {
             if !std::mem::replace(&mut entered, true) {
                 self.work.enter();
             }
+            let by_part = phase.packing || self.work.keeps_neighbours();
+            let piece = if by_part { self.own_piece(phase, number) } else { number - phase.start };
             // SAFETY: each number is drawn once and entitles to one piece, and the phases before are done.
             unsafe {
                 match phase.packing {
-                    true => self.work.pack(phase.block, self.piece_to_pack(phase, number)),
-                    false => self.work.compute(phase.block, number - phase.start, thread),
+                    true => self.work.pack(phase.block, piece),
+                    false => self.work.compute(phase.block, piece, thread),
                 }
             }
             self.done.fetch_add(1, Ordering::Release);
         }
     }
 
-    /// Takes the piece of a phase of packing to which a drawn number entitles: one of this thread's part if any is left.
-    fn piece_to_pack(&self, phase: Phase, number: usize) -> usize {
+    /// Takes the piece of a phase to which a drawn number entitles: one of this thread's part if any is left.
+    fn own_piece(&self, phase: Phase, number: usize) -> usize {
         let count = self.parts.len();
         if count == 0 {
             return number - phase.start;

@@ -242,6 +242,8 @@ fn sizes_around_block_edges_match_the_naive_product() {
             (17, 300, 2049),
             (33, 2047, 50),
             (40, 2100, 60),
+            (513, 40, 300),
+            (300, 40, 2100),
         ] {
             for layouts in [
                 [Layout::Rows, Layout::Rows, Layout::Rows],
