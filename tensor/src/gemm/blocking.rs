@@ -63,8 +63,8 @@ fn even(total: usize, most: usize, grain: usize) -> usize {
     total.div_ceil(total.div_ceil(most)).next_multiple_of(grain)
 }
 
-/// Of the operands to be packed, the one that each thread packs for itself, a tile's lanes at a time: the one with more
-/// lanes. None if threads that need the same lanes would pack them too often.
+/// Chooses the operand that each thread packs for itself, a tile's lanes at a time: of those to be packed, the one with
+/// more lanes. None if threads that need the same lanes would pack them too often.
 fn own_side(
     packed: [bool; 2],
     lanes: [usize; 2],

@@ -7,7 +7,7 @@
 //!
 //! A number drawn for packing entitles to one piece. Each thread begins with the pieces of its own part of the panels, which
 //! are the same in every product: lines of the cache that another core has read or written are three times as slow to write.
-//! Where threads keep what they have packed for themselves, the same holds for the tiles.
+//! Tiles are drawn in the same way if threads keep the panels that they have packed for themselves.
 
 use super::stream::FEW;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -48,7 +48,7 @@ pub(super) trait Work: Sync {
     fn enter(&self) {}
     /// Undoes [`Work::enter`] after the thread's last piece.
     fn leave(&self) {}
-    /// Whether a thread should compute pieces that follow one another, since it keeps what they have in common.
+    /// Whether a thread should compute pieces that follow one another, since it keeps the panels that they share.
     fn keeps_neighbours(&self) -> bool {
         false
     }
