@@ -90,12 +90,12 @@ impl CacheBlocking {
         let kc = even(k, KC_BYTES / bytes, GRAIN);
         let vectors = n.div_ceil(lanes);
         let nr = vectors.div_ceil(vectors.div_ceil(most_vectors)) * lanes;
-        let depth = (CACHE_BLOCK_DEPTH_BYTES / bytes / kc).max(1) * kc;
-        let own =
-            (k <= depth).then(|| own_side(packed, [m, n], [MC, NC_PANELS * nr], threads)).flatten();
-        let packing = (0..2).any(|side| packed[side] && own != Some(side));
-        let depth = if packing { depth.min(k.next_multiple_of(kc)) } else { k };
-        let most = |side: usize| match packing && own != Some(side) {
+        let own = own_side(packed, [m, n], [MC, NC_PANELS * nr], threads);
+        let deepest = (CACHE_BLOCK_DEPTH_BYTES / bytes / kc).max(1) * kc;
+        let depth = if packed == [false; 2] { k } else { deepest.min(k.next_multiple_of(kc)) };
+        // Panels for all threads, and the sums that wait for the next cache block along k, stay in a shared cache.
+        let shared = (0..2).any(|side| packed[side] && own != Some(side));
+        let most = |side: usize| match depth < k || shared && own != Some(side) {
             true => CACHE_BLOCK_LANE_BYTES / bytes,
             false => usize::MAX,
         };
@@ -134,8 +134,8 @@ mod tests {
             assert_eq!(own(threads, [1024, 768, 50304], right), Some(1));
             assert_eq!(own(threads, [50304, 1024, 768], both), Some(0));
             assert_eq!(own(threads, [768, 1024, 3072], both), Some(1));
-            // Too long for the L2, too few uses, nothing to pack.
-            assert_eq!(own(threads, [1024, 3072, 768], right), None);
+            assert_eq!(own(threads, [1024, 3072, 768], right), Some(1));
+            // Too few uses, nothing to pack.
             assert_eq!(own(threads, [128, 768, 2304], right), None);
             assert_eq!(own(threads, [1024, 768, 2304], [false; 2]), None);
         }

@@ -20,7 +20,7 @@ pub(super) struct GemmTask<T: 'static> {
     pub scratch: Option<*mut T>,
     /// Whether the microkernel writes the last block's sums to the target, with the bias.
     pub stores_result: bool,
-    /// The first lane of the panels that each thread has packed for itself.
+    /// The panels that each thread has packed for itself: their first step times the operand's lanes, and first lane.
     pub held: Vec<AtomicUsize>,
 }
 
@@ -120,8 +120,8 @@ impl<T: Compute> GemmTask<T> {
         let CacheBlocking { mc, nc, .. } = self.plan;
         let sides = [(&self.lhs, rows, i0, mc), (&self.rhs, columns, j0, nc)];
         for (operand, block, lane, most) in sides {
-            let first = block.lane + lane;
             let own = operand.access == Access::PackedPerTile;
+            let first = block.step * operand.operand.lanes + block.lane + lane;
             if own && self.held[thread].swap(first, Relaxed) != first {
                 // SAFETY: the lanes lie within the operand.
                 unsafe { operand.pack_tile(block, [lane, most.min(block.lanes - lane)], thread) };

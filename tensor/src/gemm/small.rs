@@ -117,7 +117,11 @@ impl<T: Element> SmallGemm<T> {
         let lanes = self.kernels.lanes;
         let registers = columns.div_ceil(lanes);
         // Panels of equal width: 4 registers are 2 + 2, not 3 + 1.
-        let panel = registers.div_ceil(registers.div_ceil(self.kernels.vectors()));
+        let most = self.kernels.vectors();
+        let panel = match registers <= most {
+            true => registers, // without the time of two divisions
+            false => registers.div_ceil(registers.div_ceil(most)),
+        };
         let tallest = self.kernels.tiles.len();
         for first in (0..registers).step_by(panel) {
             let vectors = panel.min(registers - first);

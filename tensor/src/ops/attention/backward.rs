@@ -7,6 +7,7 @@ use super::tile::{
     soft_cap_slopes, take,
 };
 use crate::gemm::Accum;
+use crate::gemm::small::PAD;
 use crate::numeric::disjoint::Disjoint;
 use crate::numeric::simd::vectorized;
 use crate::{Device, Element, Real, Result, Scalar, Tensor};
@@ -152,7 +153,7 @@ fn one_head<T: Element>(
         )
     };
     row_products(dout.rows(b, head), out.rows(b, head), width, delta);
-    dq_sums.fill(zero);
+    dq_sums[..queries * row].fill(zero);
     let mut limits = BlockLimits::NOTHING;
     for key in (0..keys).step_by(KEYS) {
         let key_count = KEYS.min(keys - key);
@@ -165,8 +166,8 @@ fn one_head<T: Element>(
             call.blocks.pack_transposed(call.v.row(b, key, group), size, to);
         }
         let k = &k[call.blocks.step_of(key) * row..];
-        dk.fill(zero);
-        dv.fill(zero);
+        dk[..key_count * row].fill(zero);
+        dv[..key_count * row].fill(zero);
         for first in (0..queries).step_by(QUERIES) {
             let rows = QUERIES.min(queries - first);
             call.limits((b, first), rows, key, &mut limits);
@@ -298,9 +299,11 @@ vectorized! {
                 }
                 continue;
             }
-            for (p, ds) in p.iter_mut().zip(ds.iter_mut()) {
-                *p = (*p - lse).exp_nonpositive();
-                *ds = *p * (*ds - delta);
+            for (p, ds) in p.chunks_exact_mut(PAD).zip(ds.chunks_exact_mut(PAD)) {
+                for (p, ds) in p.iter_mut().zip(ds) {
+                    *p = (*p - lse).exp_nonpositive();
+                    *ds = *p * (*ds - delta);
+                }
             }
             let start = starts.get(i).copied().unwrap_or(0);
             for x in [p, ds] {

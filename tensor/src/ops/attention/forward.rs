@@ -7,6 +7,7 @@ use super::tile::{
 use crate::gemm::Accum;
 use crate::gemm::small::PAD;
 use crate::numeric::disjoint::Disjoint;
+use crate::numeric::real::fold_lanes;
 use crate::numeric::simd::vectorized;
 use crate::{Device, Element, Real, Result};
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
@@ -103,7 +104,7 @@ fn query_block<T: Element>(
     let q = unsafe {
         call.blocks.pack_left(call.q.row(b, first, head), (rows, width), (q.as_mut_ptr(), row))
     };
-    sums.fill(zero);
+    sums[..rows * row].fill(zero);
     maxima.fill(T::Acc::NEG_INFINITY);
     totals.fill(zero);
     let mut limits = BlockLimits::NOTHING;
@@ -187,21 +188,19 @@ vectorized! {
                 }
             }
             let old = maxima[i];
-            let new = old.max(fold(lanes, |a, b| a.max(b)));
+            let new = old.max(fold_lanes(lanes, |a, b| a.max(b)));
             if new == A::NEG_INFINITY {
                 scores.fill(A::ZERO); // a bias of minus infinity hides every key so far
                 continue;
             }
-            for x in scores.iter_mut() {
-                *x = (*x - new).exp_nonpositive();
-            }
             let mut lanes = [A::ZERO; PAD];
-            for chunk in scores.chunks_exact(PAD) {
-                for (lane, &x) in lanes.iter_mut().zip(chunk) {
-                    *lane += x;
+            for chunk in scores.chunks_exact_mut(PAD) {
+                for (lane, x) in lanes.iter_mut().zip(chunk) {
+                    *x = (*x - new).exp_nonpositive();
+                    *lane += *x;
                 }
             }
-            let sum = fold(lanes, |a, b| a + b);
+            let sum = fold_lanes(lanes, |a, b| a + b);
             // As a rule the maximum is found early; multiplying by e^0 = 1 would change nothing.
             if new != old && totals[i] != A::ZERO {
                 let shrink = (old - new).exp_nonpositive();
@@ -226,16 +225,4 @@ vectorized! {
             }
         }
     }
-}
-
-#[inline(always)]
-fn fold<A: Real>(mut lanes: [A; PAD], f: impl Fn(A, A) -> A) -> A {
-    let mut half = PAD / 2;
-    while half > 0 {
-        for i in 0..half {
-            lanes[i] = f(lanes[i], lanes[i + half]);
-        }
-        half /= 2;
-    }
-    lanes[0]
 }

@@ -6,6 +6,7 @@ pub(super) use super::operands::Shape;
 use super::ranges::KeyRanges;
 use crate::gemm::small::{PAD, SmallGemm};
 use crate::numeric::disjoint::Disjoint;
+use crate::numeric::real::fold_lanes;
 use crate::numeric::simd::vectorized;
 use crate::ops::random::last_dropped;
 use crate::{Device, Element, RandomKey, Real, Result, Scalar, Tensor};
@@ -257,8 +258,8 @@ vectorized! {
         }
     }
 
-    /// out\[i\] = the product of row i of `a` and `b`, each with the distance between its rows, in the order of
-    /// the columns.
+    /// out\[i\] = the product of row i of `a` and `b`, each with the distance between its rows: sums of every
+    /// [`PAD`]th column, added in pairs.
     pub(super) fn row_products<T: Element>(
         a: (&[T], usize),
         b: (&[T], usize),
@@ -268,13 +269,18 @@ vectorized! {
         let ((a, a_row), (b, b_row)) = (a, b);
         for (i, out) in out.iter_mut().enumerate() {
             let (a, b) = (&a[i * a_row..][..width], &b[i * b_row..][..width]);
-            let mut lanes = [T::Acc::ZERO; 16];
-            for (a, b) in a.chunks(16).zip(b.chunks(16)) {
+            let (a, b) = (a.chunks_exact(PAD), b.chunks_exact(PAD));
+            let rest = a.remainder().iter().zip(b.remainder());
+            let mut lanes = [T::Acc::ZERO; PAD];
+            for (a, b) in a.zip(b) {
                 for ((lane, a), b) in lanes.iter_mut().zip(a).zip(b) {
                     *lane += a.acc() * b.acc();
                 }
             }
-            *out = lanes.into_iter().sum();
+            for (lane, (a, b)) in lanes.iter_mut().zip(rest) {
+                *lane += a.acc() * b.acc();
+            }
+            *out = fold_lanes(lanes, |a, b| a + b);
         }
     }
 
