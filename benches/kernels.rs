@@ -80,7 +80,7 @@ fn products(c: &mut Criterion) {
         let mut out = Tensor::zeros(&device, DType::F32, &[m, n]).unwrap();
         group.throughput(Throughput::Elements(2 * (m * k * n) as u64));
         group.bench_function(format!("{name} {dtype}"), |b| {
-            b.iter(|| device.run(|| matmul_into(&mut out, Accum::Replace, &lhs, &rhs)).unwrap());
+            b.iter(|| matmul_into(&mut out, Accum::Replace, &lhs, &rhs).unwrap());
         });
     }
 }
@@ -99,14 +99,12 @@ fn attentions(c: &mut Criterion) {
         let product = (b * h * t * t * d) as u64;
         group.throughput(Throughput::Elements(2 * product));
         group.bench_function(format!("{name} {dtype} forward"), |bench| {
-            bench.iter(|| device.run(|| attention(&q, &k, &v, &config)).unwrap());
+            bench.iter(|| attention(&q, &k, &v, &config).unwrap());
         });
         group.throughput(Throughput::Elements(5 * product));
         group.bench_function(format!("{name} {dtype} backward"), |bench| {
             bench.iter(|| {
-                device
-                    .run(|| attention_backward_packed(&out, (&q, &k, &v), (&out, &lse), &config))
-                    .unwrap()
+                attention_backward_packed(&out, (&q, &k, &v), (&out, &lse), &config).unwrap()
             });
         });
     }
@@ -121,15 +119,15 @@ fn memory_bound(c: &mut Criterion) {
     let bytes = (x.numel() * 4) as u64;
     group.throughput(Throughput::Bytes(2 * bytes));
     group.bench_function("layer_norm forward", |b| {
-        b.iter(|| device.run(|| layer_norm(&x, &weight, Some(&weight), 1e-5)).unwrap());
+        b.iter(|| layer_norm(&x, &weight, Some(&weight), 1e-5).unwrap());
     });
     group.throughput(Throughput::Bytes(3 * bytes));
     group.bench_function("layer_norm backward", |b| {
-        b.iter(|| device.run(|| layer_norm_backward(&y, &x, &mean, &rstd, &weight, None)).unwrap());
+        b.iter(|| layer_norm_backward(&y, &x, &mean, &rstd, &weight, None).unwrap());
     });
     let hidden = random(&device, &[1024, 3072]).unwrap();
     group.throughput(Throughput::Bytes(2 * (hidden.numel() * 4) as u64));
-    group.bench_function("gelu forward", |b| b.iter(|| device.run(|| hidden.gelu_tanh()).unwrap()));
+    group.bench_function("gelu forward", |b| b.iter(|| hidden.gelu_tanh().unwrap()));
 
     let logits = random(&device, &[1024, 50_304]).unwrap();
     let targets = Tensor::from_slice(&device, &[7_i64; 1024], &[1024]).unwrap();
@@ -138,17 +136,13 @@ fn memory_bound(c: &mut Criterion) {
     let one = Tensor::full(&device, DType::F32, &[], 1.0).unwrap();
     group.throughput(Throughput::Bytes((logits.numel() * 4) as u64));
     group.bench_function("cross_entropy forward", |b| {
-        b.iter(|| device.run(|| cross_entropy(&logits, &targets, &config)).unwrap());
+        b.iter(|| cross_entropy(&logits, &targets, &config).unwrap());
     });
     group.throughput(Throughput::Bytes(2 * (logits.numel() * 4) as u64));
     group.bench_function("cross_entropy backward", |b| {
         b.iter_batched(
             || logits.copy().unwrap(),
-            |logits| {
-                device
-                    .run(|| cross_entropy_backward(logits, &targets, &found.lse, &config, &one))
-                    .unwrap()
-            },
+            |logits| cross_entropy_backward(logits, &targets, &found.lse, &config, &one).unwrap(),
             criterion::BatchSize::PerIteration,
         );
     });
@@ -160,11 +154,7 @@ fn memory_bound(c: &mut Criterion) {
     let step = DeviceStepParams::new(&device, &step).unwrap();
     group.throughput(Throughput::Bytes(7 * 4 * n as u64));
     group.bench_function("adamw", |b| {
-        b.iter(|| {
-            device
-                .run(|| adamw(&AdamW::default(), &step, &mut w, &g, &mut m, &mut v, None))
-                .unwrap()
-        });
+        b.iter(|| adamw(&AdamW::default(), &step, &mut w, &g, &mut m, &mut v, None).unwrap());
     });
 }
 

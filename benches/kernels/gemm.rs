@@ -6,7 +6,7 @@
 //! is "alone", both below is "shared". Samples during which the thread lost its core are dropped.
 
 use ferrotron::tensor::gemm::{Accum, MatMut, MatRef, gemm, instruction_sets};
-use ferrotron::tensor::{DType, Element, bf16};
+use ferrotron::tensor::{DType, Element, ThreadTeam, bf16};
 use std::time::{Duration, Instant};
 
 const ROWS: usize = 1024;
@@ -103,16 +103,26 @@ fn sample<T: Element<Acc = f32>>(kind: &str, k: usize, n: usize, tiles: bool) ->
             match kind {
                 "y" => {
                     let y = MatMut::row_major(y.as_mut_ptr(), ROWS, n);
-                    gemm(1, y, Accum::Replace, 1.0, x, weight.transposed(), Some(&bias))
-                        .expect(MEMORY);
+                    gemm(
+                        ThreadTeam::alone(),
+                        y,
+                        Accum::Replace,
+                        1.0,
+                        x,
+                        weight.transposed(),
+                        Some(&bias),
+                    )
+                    .expect(MEMORY);
                 }
                 "dx" => {
                     let dx = MatMut::row_major(dx.as_mut_ptr(), ROWS, k);
-                    gemm(1, dx, Accum::Replace, 1.0, dy, weight, None).expect(MEMORY);
+                    gemm(ThreadTeam::alone(), dx, Accum::Replace, 1.0, dy, weight, None)
+                        .expect(MEMORY);
                 }
                 _ => {
                     let dw = MatMut::row_major(dw.as_mut_ptr(), n, k);
-                    gemm(1, dw, Accum::Add, 1.0, dy.transposed(), x, None).expect(MEMORY);
+                    gemm(ThreadTeam::alone(), dw, Accum::Add, 1.0, dy.transposed(), x, None)
+                        .expect(MEMORY);
                 }
             }
         }

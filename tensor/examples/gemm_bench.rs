@@ -3,6 +3,7 @@
 //! `cargo run --release -p ferrotron-tensor --example gemm_bench [-- FILTER]` with 2 threads; the
 //! numbers are the best and the median of several runs.
 
+use ferrotron_tensor::ThreadTeam;
 use ferrotron_tensor::gemm::{Accum, MatMut, MatRef, gemm};
 use std::time::Instant;
 
@@ -49,19 +50,20 @@ const ROWS: &[Row] = &[
 
 fn main() {
     let filter = std::env::args().skip(1).find(|argument| !argument.starts_with('-'));
-    let pool = rayon::ThreadPoolBuilder::new().num_threads(2).build().expect("a pool of threads");
+    let team = ThreadTeam::new(2).expect("two threads");
     println!(
         "{:<10} {:>16}  {:<3} {:<8} {:>8} {:>8}",
         "group", "m x k x n", "", "", "best", "median"
     );
     for row in ROWS {
         if filter.as_ref().is_none_or(|filter| row.0.contains(filter.as_str())) {
-            pool.install(|| measure(row));
+            measure(row, &team);
         }
     }
 }
 
-fn measure(&(group, (m, k, n), [lhs_t, rhs_t], accum, threads): &Row) {
+fn measure(&(group, (m, k, n), [lhs_t, rhs_t], accum, threads): &Row, team: &ThreadTeam) {
+    let team = if threads == 1 { ThreadTeam::alone() } else { team };
     let noise = |len: usize| (0..len).map(|i| (i % 17) as f32 / 17.0 - 0.4).collect::<Vec<_>>();
     let (lhs, rhs, mut dst) = (noise(m * k), noise(k * n), noise(m * n));
     let view = |data: &[f32], rows, cols, transposed| match transposed {
@@ -79,7 +81,7 @@ fn measure(&(group, (m, k, n), [lhs_t, rhs_t], accum, threads): &Row) {
                 let c = MatMut::row_major(dst.as_mut_ptr(), m, n);
                 // SAFETY: the three vectors have the sizes of the matrices.
                 unsafe {
-                    gemm(threads, c, accum, 1.0, a, b, None).expect("memory for packed operands")
+                    gemm(team, c, accum, 1.0, a, b, None).expect("memory for packed operands")
                 };
             }
             operations * calls as f64 / start.elapsed().as_secs_f64() / 1e9

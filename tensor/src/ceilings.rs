@@ -215,7 +215,7 @@ fn memory_bytes() -> usize {
 fn best(device: &Device, rounds: usize, work: &(dyn Fn(usize) -> usize + Sync)) -> f64 {
     let round = |_| {
         let total = Mutex::new(0.0);
-        device.on_each_thread(&|thread| {
+        device.team().on_each_thread(&|thread| {
             let started = Instant::now();
             let done = work(thread) as f64;
             let speed = done / started.elapsed().as_secs_f64().max(1e-9);

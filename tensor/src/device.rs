@@ -11,32 +11,28 @@
 
 pub(crate) mod capture;
 pub(crate) mod cuda_graph;
-pub(crate) mod inherited;
 mod moment;
 mod unoptimised;
 
 use ferrotron_cuda::gpu::{Gpu, GpuConfig};
 use ferrotron_cuda::nvrtc::Architecture;
-use rayon::prelude::*;
-use rayon::{ThreadPool, ThreadPoolBuilder};
 use std::fmt;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
-use tracing::{Dispatch, dispatcher};
+use std::sync::{Arc, PoisonError, RwLock};
 
 use crate::device::capture::Capture;
-use crate::device::inherited::Travelling;
 use crate::memory::buffer::Buffer;
 use crate::memory::pool::{Backing, MemoryStats, Pool};
 use crate::ops::table::kernel_rows;
+use crate::thread_team::{ThreadTeam, checked};
 use crate::{Error, MemoryKind, Result};
 
 pub use moment::Moment;
 
 /// A device that holds tensors and computes on them. Cloning returns another handle of the same device.
 ///
-/// Each device owns its threads, so several ranks in one process share the cores as configured.
-/// Results never depend on the number of threads.
+/// Loops run on the calling thread and on others that the device owns ([`ThreadTeam`]), so several ranks in one process
+/// share the cores as configured. Results never depend on the number of threads.
 #[derive(Clone)]
 pub struct Device(Arc<DeviceInner>);
 
@@ -44,14 +40,12 @@ struct DeviceInner {
     pool: Arc<Pool>,
     host: Arc<Pool>,
     workers: Workers,
-    /// Held by the [`Device::run`] call that uses the threads.
-    run_lock: Mutex<()>,
 }
 
 /// Executes the loops of kernels.
 enum Workers {
-    /// Threads owned by the device.
-    Threads(ThreadPool),
+    /// The calling thread, and others that the device owns.
+    Threads(ThreadTeam),
     /// None: a fake device with a nominal number of threads.
     Nobody(usize),
     /// A GPU; loops that remain on the host run on the calling thread.
@@ -65,7 +59,7 @@ struct GpuWorker {
 }
 
 impl Device {
-    /// Creates a CPU device with `threads` threads of its own. Its host memory is in the system's temporary folder.
+    /// Creates a CPU device of `threads` threads, one of which is the caller's. Its host memory is in the system's temporary folder.
     pub fn cpu(threads: usize) -> Result<Device> {
         Self::cpu_with_offload_folder(threads, std::env::temp_dir())
     }
@@ -74,15 +68,9 @@ impl Device {
     /// and have no names, so none remain after the process ends.
     pub fn cpu_with_offload_folder(threads: usize, folder: impl Into<PathBuf>) -> Result<Device> {
         unoptimised::warn();
-        let pool = ThreadPoolBuilder::new()
-            .num_threads(checked(threads)?)
-            .thread_name(|i| format!("ferrotron-{i}"))
-            .build()
-            .map_err(|error| {
-                Error::memory("device", format!("cannot start {threads} threads: {error}"))
-            })?;
+        let team = ThreadTeam::new(threads)?;
         let host = Backing::Files(folder.into());
-        Ok(Self::with(Workers::Threads(pool), Backing::Memory, host))
+        Ok(Self::with(Workers::Threads(team), Backing::Memory, host))
     }
 
     /// Creates a fake CPU device with `threads` nominal threads; it executes nothing and is used to estimate memory.
@@ -127,7 +115,7 @@ impl Device {
 
     fn with(workers: Workers, backing: Backing, host: Backing) -> Device {
         let (pool, host) = (Pool::new(backing), Pool::new(host));
-        Device(Arc::new(DeviceInner { pool, host, workers, run_lock: Mutex::default() }))
+        Device(Arc::new(DeviceInner { pool, host, workers }))
     }
 
     /// Returns whether the device is fake: see [`Device::fake`].
@@ -210,58 +198,16 @@ impl Device {
     pub fn threads(&self) -> usize {
         match &self.0.workers {
             Workers::Gpu(_) => 1,
-            Workers::Threads(threads) => threads.current_num_threads(),
+            Workers::Threads(team) => team.threads(),
             Workers::Nobody(threads) => *threads,
         }
     }
 
-    /// Runs `f` on one of the device's own threads, so that its operations fork without a thread switch. Use it
-    /// around a whole training step of a small model.
-    ///
-    /// Calls from several threads are serialized, so `f` must not wait for another thread's call on the same device.
-    /// A nested call runs immediately. `f` [inherits](crate::inherited) the caller's thread-local values, such as
-    /// autograd's recording mode, and its spans go to the caller's `tracing` subscriber.
-    ///
-    /// ```
-    /// let device = ferrotron_tensor::Device::cpu(2)?;
-    /// assert_eq!(device.run(|| device.run(|| 1) + 1), 2);
-    /// # Ok::<(), ferrotron_tensor::Error>(())
-    /// ```
-    pub fn run<R: Send>(&self, f: impl FnOnce() -> R + Send) -> R {
-        // While a thread waits for its share of a loop, it executes any queued work. Another caller's closure would
-        // then run inside this one, under its thread-locals and locks.
-        let own = match &self.0.workers {
-            Workers::Threads(threads) => threads.current_thread_index().is_some(),
-            Workers::Nobody(_) | Workers::Gpu(_) => return f(),
-        };
-        if own {
-            return f();
-        }
-        let _turn = self.0.run_lock.lock().unwrap_or_else(PoisonError::into_inner);
-        let values = Travelling::new();
-        let _back = values.exchange();
-        // Spans of `f` go to the caller's subscriber, whichever thread runs it.
-        let watcher = dispatcher::get_default(Dispatch::clone);
-        self.install(|| {
-            let _here = values.exchange();
-            dispatcher::with_default(&watcher, f)
-        })
-    }
-
-    /// Like [`Device::run`] without serialization: for kernel loops, which hold no lock and read no thread-local set
-    /// by callers.
-    pub(crate) fn install<R: Send>(&self, f: impl FnOnce() -> R + Send) -> R {
+    /// The threads that share the loops on the host: of a GPU and of a fake device, the caller alone.
+    pub(crate) fn team(&self) -> &ThreadTeam {
         match &self.0.workers {
-            Workers::Threads(threads) => threads.install(f),
-            Workers::Nobody(_) | Workers::Gpu(_) => f(),
-        }
-    }
-
-    /// Calls `f` once on each thread, with the thread's number, all at the same time.
-    pub(crate) fn on_each_thread(&self, f: &(dyn Fn(usize) + Sync)) {
-        match &self.0.workers {
-            Workers::Threads(threads) => drop(threads.broadcast(|thread| f(thread.index()))),
-            Workers::Nobody(_) | Workers::Gpu(_) => f(0),
+            Workers::Threads(team) => team,
+            Workers::Nobody(_) | Workers::Gpu(_) => ThreadTeam::alone(),
         }
     }
 
@@ -322,7 +268,7 @@ impl Device {
         if tasks <= 1 || work < SERIAL || self.threads() == 1 {
             (0..tasks).for_each(f);
         } else {
-            self.install(|| (0..tasks).into_par_iter().for_each(f));
+            self.team().for_each(tasks, f);
         }
     }
 }
@@ -357,24 +303,11 @@ impl fmt::Display for Device {
     }
 }
 
-/// Loops with less work than this run on the calling thread, since a fork costs microseconds.
+/// Loops with less work than this run on the calling thread, since others take a microsecond or two to join.
 ///
 /// Work is estimated in nanoseconds: an exponential or a random number counts as one, and so do
 /// [`CHEAP`](crate::ops::rows::CHEAP) copied or added elements.
-pub(crate) const SERIAL: usize = 16 * 1024;
-
-/// An upper bound on threads, above any machine's core count: systems fail unrecoverably at much larger numbers.
-const MOST_THREADS: usize = 4096;
-
-fn checked(threads: usize) -> Result<usize> {
-    match threads {
-        1..=MOST_THREADS => Ok(threads),
-        _ => {
-            let message = format!("needs 1 to {MOST_THREADS} threads, got {threads}");
-            Err(Error::config("device", message))
-        }
-    }
-}
+pub(crate) const SERIAL: usize = 8 * 1024;
 
 #[cfg(test)]
 mod tests {

@@ -1,7 +1,7 @@
 //! Numbers the calls of random layers within a pass, so that each draws numbers of its own, and a recomputed region
 //! the same ones again.
 
-use ferrotron_tensor::inherited;
+use std::cell::RefCell;
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::{Arc, Mutex};
@@ -25,16 +25,17 @@ pub struct CallCounts(Arc<Mutex<HashMap<String, u64>>>);
 #[derive(Default)]
 pub(crate) struct CallLog(Vec<(CallCounts, String, u64)>);
 
-/// The log of the run that this thread is in.
-#[derive(Default)]
-struct ActiveLog(Option<CallLog>);
+thread_local! {
+    /// The log of the run that this thread is in.
+    static ACTIVE: RefCell<Option<CallLog>> = const { RefCell::new(None) };
+}
 
 impl CallCounts {
     /// The number of this call of `site`, from 0.
     pub fn next(&self, site: &str) -> u64 {
         let number = self.exchange(site, |number| number + 1);
-        inherited(|active: &mut ActiveLog| {
-            if let Some(log) = &mut active.0 {
+        ACTIVE.with_borrow_mut(|active| {
+            if let Some(log) = active {
                 log.note(self, site, number);
             }
         });
@@ -84,8 +85,8 @@ pub(crate) fn logged<R>(f: impl FnOnce() -> R) -> (R, CallLog) {
     let outer = exchange_log(Some(CallLog::default()));
     let result = f();
     let log = exchange_log(outer).unwrap_or_default();
-    inherited(|active: &mut ActiveLog| {
-        if let Some(outer) = &mut active.0 {
+    ACTIVE.with_borrow_mut(|active| {
+        if let Some(outer) = active {
             log.0.iter().for_each(|(counts, site, before)| outer.note(counts, site, *before));
         }
     });
@@ -102,7 +103,7 @@ pub(crate) fn rewound<R>(log: &CallLog, f: impl FnOnce() -> R) -> R {
 }
 
 fn exchange_log(log: Option<CallLog>) -> Option<CallLog> {
-    inherited(|active: &mut ActiveLog| std::mem::replace(&mut active.0, log))
+    ACTIVE.replace(log)
 }
 
 impl fmt::Debug for CallCounts {

@@ -3,10 +3,15 @@
 //! The mode is a value of each thread, like the recording mode.
 
 use ferrotron_tensor::ops::reduce::{KeepDims, amax};
-use ferrotron_tensor::{Error, Result, Tensor, inherited};
+use ferrotron_tensor::{Error, Result, Tensor};
+use std::cell::RefCell;
 
-/// The search of this thread.
-#[derive(Default)]
+thread_local! {
+    /// The search of this thread.
+    static SEARCH: RefCell<Search> = const { RefCell::new(Search { detecting: false, parameter: None }) };
+}
+
+/// A search for NaN.
 struct Search {
     detecting: bool,
     /// The address of the parameter whose gradient is NaN, until the engine names the operation. Names are not unique.
@@ -15,12 +20,12 @@ struct Search {
 
 /// Whether this thread looks for NaN.
 pub(crate) fn detecting() -> bool {
-    inherited(|search: &mut Search| search.detecting)
+    SEARCH.with_borrow(|search| search.detecting)
 }
 
 /// Sets the mode of this thread, and returns the one before. What an earlier search has found is forgotten.
 pub(crate) fn set_detecting(on: bool) -> bool {
-    inherited(|search: &mut Search| {
+    SEARCH.with_borrow_mut(|search| {
         search.parameter = None;
         std::mem::replace(&mut search.detecting, on)
     })
@@ -28,7 +33,7 @@ pub(crate) fn set_detecting(on: bool) -> bool {
 
 /// The address of the parameter that [`check_parameter`] refused last; afterwards none.
 pub(crate) fn take_nan_parameter() -> Option<usize> {
-    inherited(|search: &mut Search| search.parameter.take())
+    SEARCH.with_borrow_mut(|search| search.parameter.take())
 }
 
 /// Errors if this thread looks for NaN and the gradient of the parameter `name` at `address` has one. Its leaf asks after each
@@ -42,7 +47,7 @@ pub(crate) fn check_parameter(
     }
     match gradient()? {
         Some(gradient) if is_nan(&gradient)? => {
-            inherited(|search: &mut Search| search.parameter = Some(address));
+            SEARCH.with_borrow_mut(|search| search.parameter = Some(address));
             let (dtype, dims) = (gradient.dtype(), gradient.dims());
             let message = format!("the gradient of '{name}', {dtype} {dims:?}, is NaN");
             Err(Error::value("detect_anomaly", message))

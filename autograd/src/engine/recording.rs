@@ -1,17 +1,18 @@
-//! Controls whether operations are recorded, by a value of each thread that closures of
-//! [`Device::run`](ferrotron_tensor::Device::run) inherit. It holds no graph.
+//! Controls whether operations are recorded, by a value of each thread. It holds no graph.
 
-use ferrotron_tensor::inherited;
+use std::cell::RefCell;
 use std::mem::replace;
 
 use crate::Leaf;
 use crate::saved::slot::HookScope;
 
+thread_local! {
+    static CURRENT: RefCell<Recording> = const { RefCell::new(Recording::On) };
+}
+
 /// The effect of [`crate::Var::record`] on this thread.
-#[derive(Default)]
 pub(crate) enum Recording {
     /// Creates nodes.
-    #[default]
     On,
     /// Creates nodes, and collects the tensors that they save.
     Hooked(HookScope),
@@ -50,7 +51,7 @@ pub(crate) fn with<R>(mode: Recording, f: impl FnOnce() -> R) -> (R, Recording) 
 
 /// Calls `f` with this thread's recording mode.
 pub(crate) fn current<R>(f: impl FnOnce(&mut Recording) -> R) -> R {
-    inherited(f)
+    CURRENT.with_borrow_mut(f)
 }
 
 /// Runs `f` without recording: its results need no gradient and nothing is saved for backward.

@@ -222,7 +222,7 @@ fn forward(gpt: &Gpt, texts: &mut [Text]) -> Result<Vec<Vec<f64>>> {
     let ctx = Context::eval(texts.len(), gpt.config().max_position_embeddings);
     let device = gpt.scope().device();
     let (new, mut caches) = join(device, texts)?;
-    let logits = device.run(|| no_grad(|| gpt.next_token_logits(&ctx, &new, &mut caches)))?;
+    let logits = no_grad(|| gpt.next_token_logits(&ctx, &new, &mut caches))?;
     split(caches, texts);
     let logits = logits.value().to_f64()?;
     let rows = logits.chunks(gpt.config().vocab_size).map(<[f64]>::to_vec);

@@ -105,7 +105,7 @@ pub fn evaluate<M: Model>(
         if let Some(sums) = sums.take() {
             model = model.adding_to(sums);
         }
-        device.run(|| no_grad(|| execute(&schedule, &mut model, mesh, 1.0)))?;
+        no_grad(|| execute(&schedule, &mut model, mesh, 1.0))?;
         sums = Some(model.into_sums()?);
         counts = Some(match counts {
             Some(counts) => counts.add(&own),

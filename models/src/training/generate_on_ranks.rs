@@ -170,8 +170,7 @@ fn own_tokens(
     if !run.batches.is_empty() {
         let stages = model.mesh.axis(Axis::Pipeline).size();
         let schedule = PipelineSchedule::forward_only(stages, run.batches.len(), 1)?;
-        let device = model.scope.device();
-        device.run(|| no_grad(|| execute(&schedule, &mut run, model.mesh, 1.0)))?;
+        no_grad(|| execute(&schedule, &mut run, model.mesh, 1.0))?;
     }
     let mut found = Vec::new();
     for CachedBatch { mut texts, caches, logits, .. } in run.batches {

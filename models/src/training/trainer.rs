@@ -349,9 +349,7 @@ impl<M: Model> Trainer<M> {
             return Err(Error::config("checkpoint", message));
         };
         let snapshot = self.checkpoint_snapshot(tokenizer, run)?;
-        let world = self.mesh.world();
-        let save = || checkpoint::save_async(folder, world, snapshot, buffers);
-        self.scope.device().run(save)
+        checkpoint::save_async(folder, self.mesh.world(), snapshot, buffers)
     }
 
     /// This rank's part of a checkpoint.

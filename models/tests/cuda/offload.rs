@@ -204,7 +204,7 @@ fn blocks_are_fetched_ahead() -> Result<()> {
         for offloaded_layers in [PLAIN.layers - 1, PLAIN.layers] {
             let order = Order::default();
             tracing::subscriber::with_default(order.clone(), || {
-                device.run(|| Run { offloaded_layers, ..PLAIN }.train(&device))
+                Run { offloaded_layers, ..PLAIN }.train(&device)
             })?;
             let order = order.0.lock().unwrap();
             let marks = order.iter().filter_map(|span| match &span[..] {

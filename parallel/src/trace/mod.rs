@@ -109,7 +109,7 @@ impl Trace {
         Ok(Trace { recorder, watch, world, device, target })
     }
 
-    /// Runs `f` and writes down what happens on this thread, and through [`Device::run`] on the device's.
+    /// Runs `f` and writes down what happens on this thread.
     pub fn record<R>(&self, f: impl FnOnce() -> R) -> R {
         self.watch.over(f)
     }

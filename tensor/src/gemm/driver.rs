@@ -9,10 +9,10 @@ use super::packed_operand::{Access, PackedOperand, Range};
 use super::problem::{Bias, Problem};
 use super::scheduler::{self, CacheBlock, Work};
 use super::workspace::with_workspace;
-use crate::Result;
+use crate::{Result, ThreadTeam};
 use std::sync::atomic::AtomicUsize;
 
-/// Computes the problem with up to `threads` threads of the current rayon pool. Errors if there is no memory for
+/// Computes the problem with a team. Errors if there is no memory for
 /// packed operands.
 ///
 /// # Safety
@@ -20,13 +20,13 @@ use std::sync::atomic::AtomicUsize;
 /// of the kernels.
 pub(super) unsafe fn run<T: Compute>(
     kernels: &'static GemmKernels<T>,
-    threads: usize,
+    team: &ThreadTeam,
     problem: Problem,
     alpha: T,
 ) -> Result<()> {
     let problem = problem.oriented();
     let Problem { k, lhs, rhs, target, .. } = problem;
-    let threads = scheduler::useful_threads(threads, [lhs.lanes, k, rhs.lanes]);
+    let threads = scheduler::useful_threads(team.threads(), [lhs.lanes, k, rhs.lanes]);
     let mr = kernels.tiles.len();
     let mut size = GemmShape {
         rows: lhs.lanes,
@@ -92,7 +92,7 @@ pub(super) unsafe fn run<T: Compute>(
         let job =
             GemmTask { kernels, problem, plan, alpha, lhs, rhs, scratch, stores_result, held };
         // SAFETY: threads write disjoint chunks of the panels, then disjoint tiles.
-        unsafe { scheduler::run(threads, &job) };
+        unsafe { scheduler::run(team, threads, &job) };
     })
 }
 
@@ -162,6 +162,7 @@ impl<T: Compute> GemmTask<T> {
 
 #[cfg(test)]
 mod tests {
+    use crate::ThreadTeam;
     use crate::gemm::isa::Isa;
     use crate::gemm::{Accum, MatMut, MatRef, gemm_at};
 
@@ -193,15 +194,14 @@ mod tests {
         ];
         for isa in Isa::available() {
             for threads in [1, 2, 5] {
-                let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+                let team = ThreadTeam::new(threads).unwrap();
                 for (i, j) in [(0, 0), (0, 1), (1, 0), (1, 1)] {
                     let mut got = numbers(m * n, 3);
                     let (target, lhs, rhs) =
                         (MatMut::row_major(got.as_mut_ptr(), m, n), lhs[i], rhs[j]);
                     // SAFETY: vectors of the sizes of the matrices, and an instruction set that is here.
-                    pool.install(|| unsafe {
-                        gemm_at(isa, threads, target, Accum::Add, 1.0, lhs, rhs, None).unwrap();
-                    });
+                    unsafe { gemm_at(isa, &team, target, Accum::Add, 1.0, lhs, rhs, None) }
+                        .unwrap();
                     assert_eq!(got, want, "{isa:?}, {threads} threads, operands {i} {j}");
                 }
             }

@@ -56,7 +56,7 @@ pub(crate) mod workspace;
 pub(crate) use isa::amx::block as tiles;
 pub use matrix::{Accum, MatMut, MatRef};
 
-use crate::{DType, Element, Error, Result, Scalar};
+use crate::{DType, Element, Error, Result, Scalar, ThreadTeam};
 use isa::Isa;
 use kernel_table::{KernelTable, pair_kernels};
 use problem::{Bias, Operand, Problem, Target};
@@ -100,17 +100,17 @@ pub fn limit_instruction_set(name: &str) -> Result<()> {
 /// dst = \[dst +\] alpha * lhs * rhs \[+ bias\], summed in the accumulator's type.
 ///
 /// `lhs` is (m, k), `rhs` (k, n), `dst` (m, n), and `bias`, of length n, is added to every row. A
-/// 16-bit destination is rounded once. Up to `threads` threads of the current rayon pool take part;
-/// with 1 the pool is not touched. The result does not depend on `threads`, bitwise.
+/// 16-bit destination is rounded once. The result does not depend on the number of threads, bitwise.
 ///
 /// ```
+/// use ferrotron_tensor::ThreadTeam;
 /// use ferrotron_tensor::gemm::{Accum, MatMut, MatRef, gemm};
 /// let (lhs, rhs) = ([1.0_f32, 2.0, 3.0, 4.0], [5.0_f32, 6.0, 7.0, 8.0]);
 /// let mut dst = [0.0_f32; 4];
 /// // SAFETY: three arrays of 2 x 2 elements.
 /// unsafe {
 ///     gemm(
-///         1,
+///         ThreadTeam::alone(),
 ///         MatMut::row_major(dst.as_mut_ptr(), 2, 2),
 ///         Accum::Replace,
 ///         1.0,
@@ -130,7 +130,7 @@ pub fn limit_instruction_set(name: &str) -> Result<()> {
 /// `dst` (and for reads with [`Accum::Add`]). Elements of `dst` must not overlap each other, nor those
 /// of the operands or the bias, and no other code may use them meanwhile.
 pub unsafe fn gemm<L, R, D>(
-    threads: usize,
+    team: &ThreadTeam,
     dst: MatMut<D>,
     accum: Accum,
     alpha: L::Acc,
@@ -144,14 +144,14 @@ where
     D: Element<Acc = L::Acc>,
 {
     // SAFETY: the caller's promise, passed on; the level is one that the processor has.
-    unsafe { gemm_at(Isa::best(), threads, dst, accum, alpha, lhs, rhs, bias) }
+    unsafe { gemm_at(Isa::best(), team, dst, accum, alpha, lhs, rhs, bias) }
 }
 
 /// [`gemm`] with a chosen instruction set, which the processor must have.
 #[expect(clippy::too_many_arguments, reason = "those of gemm and the level")]
 unsafe fn gemm_at<L, R, D>(
     level: Isa,
-    threads: usize,
+    team: &ThreadTeam,
     dst: MatMut<D>,
     accum: Accum,
     alpha: L::Acc,
@@ -216,14 +216,14 @@ where
     unsafe {
         #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
         if bf16 && level.has_tiles() {
-            return isa::amx::product::run(threads, problem, crate::Real::f64(alpha) as f32);
+            return isa::amx::product::run(team, problem, crate::Real::f64(alpha) as f32);
         }
         if L::Acc::DTYPE == DType::F64 {
-            driver::run(f64::kernels(level), threads, problem, crate::Real::f64(alpha))
+            driver::run(f64::kernels(level), team, problem, crate::Real::f64(alpha))
         } else {
             driver::run(
                 pairs.unwrap_or_else(|| f32::kernels(level)),
-                threads,
+                team,
                 problem,
                 crate::Real::f64(alpha) as f32,
             )

@@ -10,6 +10,7 @@
 //! Tiles are drawn in the same way if threads keep the panels that they have packed for themselves.
 
 use super::stream::FEW;
+use crate::ThreadTeam;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Operations below which another thread is not worth waking.
@@ -79,37 +80,25 @@ struct List<'a, W> {
     drawn: AtomicUsize,
     /// Pieces finished.
     done: AtomicUsize,
-    /// Threads that have come.
-    arrived: AtomicUsize,
     /// The next number in each thread's part; none for one thread.
     parts: Vec<AtomicUsize>,
 }
 
-/// Does all work with `threads` threads of the current rayon pool; threads are numbered from 0 as they come.
+/// Does all work with up to `threads` threads of a team.
 ///
 /// # Safety
 /// Pieces of one phase may be done at the same time.
-pub(super) unsafe fn run<W: Work>(threads: usize, work: &W) {
-    let [drawn, done, arrived] = [const { AtomicUsize::new(0) }; 3];
+pub(super) unsafe fn run<W: Work>(team: &ThreadTeam, threads: usize, work: &W) {
+    let [drawn, done] = [const { AtomicUsize::new(0) }; 2];
     let parts = if threads > 1 { threads } else { 0 };
     let parts = (0..parts).map(|_| AtomicUsize::new(0)).collect();
-    fan_out(threads, &List { work, drawn, done, arrived, parts });
-}
-
-/// Lets `threads` threads draw from the list; returns when it is done.
-fn fan_out<W: Work>(threads: usize, list: &List<W>) {
-    if threads == 1 {
-        list.draw();
-    } else {
-        let half = threads / 2;
-        rayon::join(|| fan_out(half, list), || fan_out(threads - half, list));
-    }
+    let list = List { work, drawn, done, parts };
+    team.share(threads, &|thread| list.draw(thread));
 }
 
 impl<W: Work> List<'_, W> {
     /// Draws and does pieces until none is left.
-    fn draw(&self) {
-        let thread = self.arrived.fetch_add(1, Ordering::Relaxed);
+    fn draw(&self, thread: usize) {
         let mut phase = self.phase(CacheBlock { index: [0; 3], fresh: [true; 2] }, true, 0);
         let mut entered = false;
         loop {
@@ -139,7 +128,8 @@ impl<W: Work> List<'_, W> {
                 self.work.enter();
             }
             let by_part = phase.packing || self.work.keeps_neighbours();
-            let piece = if by_part { self.own_piece(phase, number) } else { number - phase.start };
+            let piece =
+                if by_part { self.own_piece(phase, number, thread) } else { number - phase.start };
             // SAFETY: each number is drawn once and entitles to one piece, and the phases before are done.
             unsafe {
                 match phase.packing {
@@ -152,12 +142,11 @@ impl<W: Work> List<'_, W> {
     }
 
     /// Takes the piece of a phase to which a drawn number entitles: one of this thread's part if any is left.
-    fn own_piece(&self, phase: Phase, number: usize) -> usize {
+    fn own_piece(&self, phase: Phase, number: usize, own: usize) -> usize {
         let count = self.parts.len();
         if count == 0 {
             return number - phase.start;
         }
-        let own = rayon::current_thread_index().unwrap_or(0);
         let taken = (own..own + count).find_map(|part| {
             let part = part % count;
             let [first, end] = [part, part + 1].map(|part| phase.start + part * phase.len / count);
@@ -237,13 +226,13 @@ mod tests {
     #[test]
     fn threads_do_each_piece_once() {
         for threads in [1, 2, 3, 7] {
-            let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+            let team = ThreadTeam::new(threads).unwrap();
             for pieces in [[0, 1], [1, 1], [2, 1], [5, 3], [40, 8]] {
                 for _ in 0..20 {
                     let done = pieces.map(|pieces| (0..5 * pieces).map(|_| 0.into()).collect());
                     let counts = Counts { pieces, done };
                     // SAFETY: pieces only count.
-                    pool.install(|| unsafe { run(threads, &counts) });
+                    unsafe { run(&team, threads, &counts) };
                     let once = |count: &AtomicUsize| count.load(Ordering::Relaxed) == 1;
                     assert!(counts.done.iter().flatten().all(once), "{threads} {pieces:?}");
                 }

@@ -2,7 +2,7 @@
 
 use super::isa::Isa;
 use super::{Accum, MatMut, MatRef, gemm_at};
-use crate::{Element, Real, Scalar, bf16, f16};
+use crate::{Element, Real, Scalar, ThreadTeam, bf16, f16};
 
 /// A small seeded generator (Knuth's MMIX constants); the tests need no better numbers.
 struct Numbers(u64);
@@ -146,9 +146,9 @@ impl Case {
         let alpha = L::Acc::from_f64(self.alpha);
         // SAFETY: the matrices own their memory and do not overlap; the level is available.
         unsafe {
-            let (lhs, rhs) = (lhs.view(), rhs.view());
-            gemm_at(self.level, 1, dst.view_mut(), self.accum, alpha, lhs, rhs, bias.as_deref())
-                .unwrap();
+            let (team, to) = (ThreadTeam::alone(), dst.view_mut());
+            let (lhs, rhs, bias) = (lhs.view(), rhs.view(), bias.as_deref());
+            gemm_at(self.level, team, to, self.accum, alpha, lhs, rhs, bias).unwrap();
         }
         let eps = L::Acc::DTYPE.epsilon();
         let products = naive_product(self.dims, &lhs.values(), &rhs.values());
@@ -310,8 +310,8 @@ fn half_precision_results_are_rounded_once() {
         (MatRef::row_major(ones.as_ptr(), 1, k), MatRef::row_major(ones.as_ptr(), k, 1));
     // SAFETY: the vectors own their memory.
     unsafe {
-        super::gemm(1, MatMut::row_major(dst.as_mut_ptr(), 1, 1), Accum::Add, 1.0, lhs, rhs, None)
-            .unwrap();
+        let (team, to) = (ThreadTeam::alone(), MatMut::row_major(dst.as_mut_ptr(), 1, 1));
+        super::gemm(team, to, Accum::Add, 1.0, lhs, rhs, None).unwrap();
     };
     assert_eq!(dst[0], bf16::from_f32(1.0 + 3000.0 / 16384.0));
 }
@@ -342,13 +342,11 @@ fn bits<T: Element, D: Element<Acc = T::Acc>>(
             dst.data[index] = part.held[j];
         }
     }
-    let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+    let team = ThreadTeam::new(threads).unwrap();
     let (view, alpha) = (dst.view_mut(), T::Acc::from_f64(0.3));
     let (lhs, rhs) = (part.lhs, part.rhs);
     // SAFETY: the matrices own their memory and do not overlap; the level is available.
-    pool.install(|| unsafe {
-        gemm_at(level, threads, view, part.accum, alpha, lhs, rhs, Some(part.bias)).unwrap();
-    });
+    unsafe { gemm_at(level, &team, view, part.accum, alpha, lhs, rhs, Some(part.bias)) }.unwrap();
     dst.values()
 }
 

@@ -13,7 +13,7 @@ use crate::cuda;
 use crate::gemm::{MatMut, MatRef, gemm};
 use crate::kernel_span::bytes;
 use crate::numeric::disjoint::Disjoint;
-use crate::{DType, Element, Error, Real, Result, Tensor, bf16, dispatch_float, f16};
+use crate::{DType, Element, Error, Real, Result, Tensor, ThreadTeam, bf16, dispatch_float, f16};
 
 pub use crate::gemm::Accum;
 
@@ -157,7 +157,7 @@ fn product<T: Element, D: Element<Acc = T::Acc>>(
     let [row, column] = last_two(layout.strides());
     let span = (m - 1) * row + (n - 1) * column + 1;
 
-    let one = |index: usize, threads: usize| {
+    let one = |index: usize, team: &ThreadTeam| {
         let ([ars, acs], [brs, bcs], [crs, ccs]) =
             (last_two(l.strides()), last_two(r.strides()), last_two(layout.strides()));
         let dst = MatMut {
@@ -183,20 +183,19 @@ fn product<T: Element, D: Element<Acc = T::Acc>>(
         };
         // SAFETY: the elements of a matrix of the batch lie inside the buffers by construction of the
         // layouts; no two elements of `out` overlap, and its buffer is unique.
-        unsafe { gemm(threads, dst, accum, T::Acc::ONE, lhs, rhs, bias) }
+        unsafe { gemm(team, dst, accum, T::Acc::ONE, lhs, rhs, bias) }
     };
     if count >= device.threads() && count > 1 {
         let failure = OnceLock::new();
         device.for_each(count, count.saturating_mul(work) / 16, &|index| {
-            if let Err(error) = one(index, 1) {
+            if let Err(error) = one(index, ThreadTeam::alone()) {
                 failure.get_or_init(|| error);
             }
         });
         failure.into_inner().map_or(Ok(()), Err)
-    } else if work < SMALL || device.threads() == 1 {
-        (0..count).try_for_each(|index| one(index, 1))
     } else {
-        device.install(|| (0..count).try_for_each(|index| one(index, device.threads())))
+        let team = if work < SMALL { ThreadTeam::alone() } else { device.team() };
+        (0..count).try_for_each(|index| one(index, team))
     }
 }
 

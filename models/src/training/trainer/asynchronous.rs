@@ -65,8 +65,7 @@ impl<M: Model> Trainer<M> {
     ///
     /// Errors as [`Trainer::drain_reports`].
     pub fn drain_updates(&mut self, samples: &dyn Samples) -> Result<()> {
-        let device = self.scope.device().clone();
-        device.run(|| self.apply_all(samples))
+        self.apply_all(samples)
     }
 
     /// Errors, for `operation`, if updates are outstanding: the ranks' weights differ.

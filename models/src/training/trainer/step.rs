@@ -81,19 +81,16 @@ impl<M: Model> Trainer<M> {
     fn take_begun(&mut self, begun: BegunStep, samples: &dyn Samples) -> Result<()> {
         self.check_window("train")?;
         let BegunStep { started, batch, waited } = begun;
-        let device = self.scope.device().clone();
         let alone = !self.reports.is_unread() && self.versions.is_none();
         let (steps, data) = (self.progress.step, self.times.data);
-        let (taken, waited_since) = device.run(|| {
-            waited_during(|| match (batch, self.versions.take()) {
-                (Some(batch), _) => self.train_step(batch, samples, started),
-                (None, None) => self.launch_step(samples, started),
-                (None, Some(mut versions)) => {
-                    let taken = self.train_window(&mut versions, samples, started);
-                    self.versions = Some(versions);
-                    taken
-                }
-            })
+        let (taken, waited_since) = waited_during(|| match (batch, self.versions.take()) {
+            (Some(batch), _) => self.train_step(batch, samples, started),
+            (None, None) => self.launch_step(samples, started),
+            (None, Some(mut versions)) => {
+                let taken = self.train_window(&mut versions, samples, started);
+                self.versions = Some(versions);
+                taken
+            }
         });
         taken?;
         self.times.steps += self.progress.step.saturating_sub(steps);

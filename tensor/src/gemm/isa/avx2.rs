@@ -301,7 +301,7 @@ mod tests {
     use crate::gemm::isa::Isa;
     use crate::gemm::{Accum, MatMut, MatRef, gemm_at};
     use crate::numeric::instructions::instructions;
-    use crate::{Element, Real};
+    use crate::{Element, Real, ThreadTeam};
 
     /// Instructions of a step of a microtile of 4 rows.
     fn per_step<T: Element<Acc = T> + Real>(columns: usize) -> f64 {
@@ -313,7 +313,10 @@ mod tests {
                 let b = MatRef::row_major(b.0, b.1, b.2);
                 let c = MatMut::row_major(c.as_mut_ptr(), 4, columns);
                 // SAFETY: the vectors hold the matrices, and the instruction set is there.
-                unsafe { gemm_at(Isa::Avx2, 1, c, Accum::Replace, T::ONE, a, b, None) }.unwrap();
+                unsafe {
+                    gemm_at(Isa::Avx2, ThreadTeam::alone(), c, Accum::Replace, T::ONE, a, b, None)
+                }
+                .unwrap();
             };
             run();
             instructions(run) as f64

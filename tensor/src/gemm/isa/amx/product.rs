@@ -13,11 +13,11 @@ use super::config;
 use super::microkernel::{self, MICROTILE, STEP_BYTES, SUMS_BYTES};
 use super::pack::{Panels, STEP, Tiles, pack};
 use super::piece::{BiasRow, Lanes, Piece};
-use crate::Result;
 use crate::gemm::problem::Problem;
 use crate::gemm::scheduler;
 use crate::gemm::scheduler::{CacheBlock, Work};
 use crate::gemm::workspace::with_workspace;
+use crate::{Result, ThreadTeam};
 
 /// Steps of a piece of packing, and its panels, where the lanes of an element lie together.
 const PACKED_STEPS: usize = 32;
@@ -41,28 +41,29 @@ struct Product {
 // private memory.
 unsafe impl Sync for Product {}
 
-/// Computes the problem, whose steps are elements, with up to `threads` threads of the current rayon pool.
+/// Computes the problem, whose steps are elements, with a team.
 /// Errors if there is no memory for packed operands.
 ///
 /// # Safety
 /// Data and strides describe valid, non-overlapping memory; the process may use AMX.
-pub(in crate::gemm) unsafe fn run(threads: usize, problem: Problem, alpha: f32) -> Result<()> {
+pub(in crate::gemm) unsafe fn run(team: &ThreadTeam, problem: Problem, alpha: f32) -> Result<()> {
     let problem = problem.oriented();
     let [m, n, k] = [problem.lhs.lanes, problem.rhs.lanes, problem.k];
-    let threads = scheduler::useful_threads(threads, [m, k, n]);
+    let threads = scheduler::useful_threads(team.threads(), [m, k, n]);
     // Columns that lie together in memory are read together, so that packing them is a matter of all.
     let blocking = match m <= MICROTILE && problem.rhs.lane_stride != 1 {
         true => Blocking::with_own_columns([m, n, k], threads),
         false => Blocking::new([m, n, k], threads),
     };
     // SAFETY: the caller's promise, passed on.
-    unsafe { run_with(blocking, threads, problem, alpha) }
+    unsafe { run_with(blocking, team, threads, problem, alpha) }
 }
 
 /// # Safety
 /// The conditions of [`run`], with a problem that is oriented.
 pub(super) unsafe fn run_with(
     blocking: Blocking,
+    team: &ThreadTeam,
     threads: usize,
     problem: Problem,
     alpha: f32,
@@ -88,7 +89,7 @@ pub(super) unsafe fn run_with(
             private_bytes,
         };
         // SAFETY: pieces of one phase touch different memory.
-        unsafe { scheduler::run(threads, &product) };
+        unsafe { scheduler::run(team, threads, &product) };
     })
 }
 

@@ -6,7 +6,7 @@ use super::{Permission, product};
 use crate::gemm::isa::Isa;
 use crate::gemm::problem::{Bias, Operand, Problem, Target};
 use crate::gemm::{Accum, MatMut, MatRef, gemm_at};
-use crate::{DType, Element, bf16};
+use crate::{DType, Element, ThreadTeam, bf16};
 
 /// Set in a process whose tile instructions are all emulated.
 const TRACED: &str = "FERROTRON_TEST_AMX_TRACED";
@@ -99,14 +99,14 @@ fn check<D: Element<Acc = f32>>(
     let (lhs, rhs) = (numbers::<bf16>(m * k, 1), numbers::<bf16>(n * k, 2));
     let (mut dst, bias) = (numbers::<D>(m * n, 3), numbers::<D>(n, 4));
     let before = dst.clone();
-    let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+    let team = ThreadTeam::new(threads).unwrap();
     let to = MatMut::row_major(dst.as_mut_ptr(), m, n);
     let (a, b) = (MatRef::row_major(lhs.as_ptr(), m, k), MatRef::row_major(rhs.as_ptr(), n, k));
     // SAFETY: the vectors hold the matrices; the level is available.
-    pool.install(|| unsafe {
+    unsafe {
         let bias = has_bias.then_some(&bias[..]);
-        gemm_at(Isa::Amx, threads, to, accum, alpha, a, b.transposed(), bias).unwrap();
-    });
+        gemm_at(Isa::Amx, &team, to, accum, alpha, a, b.transposed(), bias).unwrap();
+    }
     // Every element of a small product, some of a large one.
     for at in (0..m * n).step_by(1 + m * n * k / 40_000_000) {
         let (i, j) = (at / n, at % n);
@@ -162,7 +162,7 @@ fn bits_do_not_depend_on_the_k_block() {
         let problem = problem(&lhs, &rhs, &mut dst, [m, k, n]);
         let blocking = Blocking { k_block, ..Blocking::new([m, n, k], 1) };
         // SAFETY: the vectors hold the matrices; the instructions are available.
-        unsafe { product::run_with(blocking, 1, problem, 1.0) }.unwrap();
+        unsafe { product::run_with(blocking, ThreadTeam::alone(), 1, problem, 1.0) }.unwrap();
         dst.iter().map(|x| x.to_bits()).collect::<Vec<_>>()
     };
     let want = product(16);

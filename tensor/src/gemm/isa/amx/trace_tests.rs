@@ -5,6 +5,7 @@ use super::blocking::Blocking;
 use super::emulator::{Event, trace};
 use super::product;
 use super::tests::{numbers, problem, trace_in_child};
+use crate::ThreadTeam;
 use std::collections::{HashMap, HashSet};
 
 /// (m, k, n): one sum block and two chunks, several sum blocks, several cache blocks along k.
@@ -24,9 +25,9 @@ fn traced([m, k, n]: [usize; 3]) -> (Vec<Event>, Blocking) {
     let (lhs, rhs) = (numbers(m * k, 1), numbers(n * k, 2));
     let mut dst = vec![0.0_f32; m * n];
     let problem = problem(&lhs, &rhs, &mut dst, [m, k, n]);
-    let blocking = Blocking::new([m, n, k], 1);
+    let (blocking, alone) = (Blocking::new([m, n, k], 1), ThreadTeam::alone());
     // SAFETY: the vectors hold the matrices; the instructions are emulated.
-    let events = trace(|| unsafe { product::run_with(blocking, 1, problem, 1.0) }.unwrap());
+    let events = trace(|| unsafe { product::run_with(blocking, alone, 1, problem, 1.0) }.unwrap());
     (events, blocking)
 }
 

@@ -1,0 +1,362 @@
+//! The compute threads of a device: helpers that share the loops of a calling thread.
+//!
+//! A step of a small model has some 150 loops of 20 to 500 microseconds, and waking a thread takes 20 to 40. So a helper
+//! watches for the next loop for [`LINGER`] before it sleeps, as OpenMP's threads do for `GOMP_SPINCOUNT`. It yields its
+//! processor meanwhile, since other ranks may need it.
+
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::ptr::null_mut;
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
+use std::sync::{Arc, Barrier, LazyLock, Mutex, OnceLock, PoisonError};
+use std::thread::{self, JoinHandle, Thread};
+use std::time::{Duration, Instant};
+
+use crate::{Error, Result};
+
+/// An upper bound on threads, above any machine's core count: systems fail unrecoverably at much larger numbers.
+const MOST_THREADS: usize = 4096;
+
+/// The time for which a helper watches for the next loop before it sleeps.
+const LINGER: Duration = Duration::from_micros(200);
+
+/// Looks for a change between two yields of the processor: about a microsecond.
+const LOOKS: u32 = 32;
+
+/// Threads that share the loops of any thread that calls: it takes part, and the others are the team's own.
+///
+/// While the team shares one thread's loop, those of other threads run on their callers alone, and so do loops within
+/// loops.
+///
+/// ```
+/// use ferrotron_tensor::ThreadTeam;
+/// use std::sync::atomic::{AtomicUsize, Ordering};
+/// let team = ThreadTeam::new(2)?;
+/// let sum = AtomicUsize::new(0);
+/// team.for_each(100, &|i| {
+///     sum.fetch_add(i, Ordering::Relaxed);
+/// });
+/// assert_eq!((team.threads(), sum.into_inner()), (2, 4950));
+/// # Ok::<(), ferrotron_tensor::Error>(())
+/// ```
+pub struct ThreadTeam {
+    shared: Arc<Shared>,
+    helpers: Vec<JoinHandle<()>>,
+}
+
+/// The state that all threads of a team see.
+#[derive(Default)]
+struct Shared {
+    /// The number of the latest loop; [`STOP`] ends the helpers.
+    latest: AtomicUsize,
+    /// The loop that helpers may join, while there is one.
+    open: AtomicPtr<Loop<'static>>,
+    /// Helpers that may be reading the open loop.
+    inside: AtomicUsize,
+    /// Whether the team shares a loop.
+    busy: AtomicBool,
+    /// The helpers, to wake them.
+    helpers: OnceLock<Vec<Thread>>,
+}
+
+const STOP: usize = usize::MAX;
+
+/// A loop that threads share, on the stack of its caller.
+struct Loop<'a> {
+    number: usize,
+    /// Threads that take part, at most.
+    threads: usize,
+    body: &'a (dyn Fn(usize) + Sync),
+    panic: Mutex<Option<Box<dyn Any + Send>>>,
+}
+
+impl ThreadTeam {
+    /// Starts a team of so many threads, one of which is whichever calls.
+    ///
+    /// Errors if the number is not from 1 to 4096, or if the system starts no more threads.
+    pub fn new(threads: usize) -> Result<ThreadTeam> {
+        checked(threads)?;
+        let mut team = ThreadTeam { shared: Arc::default(), helpers: Vec::new() };
+        for index in 1..threads {
+            let shared = team.shared.clone();
+            let builder = thread::Builder::new().name(format!("ferrotron-{index}"));
+            let helper = builder.spawn(move || shared.help(index)).map_err(|error| {
+                Error::memory("device", format!("cannot start {threads} threads: {error}"))
+            })?;
+            team.helpers.push(helper);
+        }
+        let helpers = team.helpers.iter().map(|helper| helper.thread().clone());
+        team.shared.helpers.get_or_init(|| helpers.collect());
+        Ok(team)
+    }
+
+    /// The calling thread alone.
+    pub fn alone() -> &'static ThreadTeam {
+        static ALONE: LazyLock<ThreadTeam> =
+            LazyLock::new(|| ThreadTeam { shared: Arc::default(), helpers: Vec::new() });
+        &ALONE
+    }
+
+    /// Number of threads, the caller included.
+    pub fn threads(&self) -> usize {
+        1 + self.helpers.len()
+    }
+
+    /// Calls `f(task)` for every task below `tasks`. Each thread begins with a run of tasks of its own.
+    pub fn for_each(&self, tasks: usize, f: &(dyn Fn(usize) + Sync)) {
+        let threads = self.threads().min(tasks);
+        if threads <= 1 {
+            return (0..tasks).for_each(f);
+        }
+        let parts = Parts::new(tasks, threads);
+        self.share(threads, &|thread| {
+            while let Some(task) = parts.take(thread) {
+                f(task);
+            }
+        });
+    }
+
+    /// Calls `f` once on each thread, with the thread's number, all at the same time. Not within a loop.
+    pub(crate) fn on_each_thread(&self, f: &(dyn Fn(usize) + Sync)) {
+        while self.shared.busy.swap(true, Ordering::Acquire) {
+            thread::yield_now();
+        }
+        let all = Barrier::new(self.threads());
+        self.open(self.threads(), &|thread| {
+            all.wait();
+            f(thread);
+        });
+    }
+
+    /// Calls `body(thread)` on the calling thread, as number 0, and on others up to `threads` which come before it is
+    /// done. One call has to do all that is left to do.
+    pub(crate) fn share(&self, threads: usize, body: &(dyn Fn(usize) + Sync)) {
+        let threads = threads.min(self.threads());
+        if threads <= 1 || self.shared.busy.swap(true, Ordering::Acquire) {
+            body(0);
+        } else {
+            self.open(threads, body);
+        }
+    }
+
+    /// Shares a loop, the caller having set `busy`.
+    fn open(&self, threads: usize, body: &(dyn Fn(usize) + Sync)) {
+        let number = self.shared.latest.load(Ordering::Relaxed) + 1;
+        let shared = Loop { number, threads, body, panic: Mutex::default() };
+        // Dropped before the loop, also by a panic.
+        let closing = Closing(&self.shared);
+        self.shared.open.store((&raw const shared).cast_mut().cast(), Ordering::SeqCst);
+        self.shared.latest.store(number, Ordering::SeqCst);
+        self.shared.wake(1..2.min(threads));
+        body(0);
+        drop(closing);
+        let panic = shared.panic.into_inner().unwrap_or_else(PoisonError::into_inner);
+        if let Some(panic) = panic {
+            resume_unwind(panic);
+        }
+    }
+}
+
+/// Closes the open loop when dropped, and waits for the helpers that have joined it.
+struct Closing<'a>(&'a Shared);
+
+impl Drop for Closing<'_> {
+    fn drop(&mut self) {
+        let Closing(shared) = self;
+        shared.open.store(null_mut(), Ordering::SeqCst);
+        let mut looks = 0_u32;
+        while shared.inside.load(Ordering::SeqCst) != 0 {
+            look_again(&mut looks);
+        }
+        shared.busy.store(false, Ordering::Release);
+    }
+}
+
+impl Shared {
+    /// Joins loops as thread number `index` until the team ends.
+    fn help(&self, index: usize) {
+        let mut seen = 0;
+        loop {
+            let latest = self.later_than(seen);
+            if latest == STOP {
+                return;
+            }
+            seen = latest;
+            self.inside.fetch_add(1, Ordering::SeqCst);
+            // SAFETY: a caller closes its loop and then waits until no helper is inside. In the one order of these
+            // operations, a helper that comes inside after that finds the loop closed.
+            if let Some(shared) = unsafe { self.open.load(Ordering::SeqCst).as_ref() } {
+                seen = shared.number; // perhaps later than `latest`
+                if index < shared.threads {
+                    self.wake(2 * index..(2 * index + 2).min(shared.threads));
+                    let body = AssertUnwindSafe(|| (shared.body)(index));
+                    if let Err(panic) = catch_unwind(body) {
+                        let mut first = shared.panic.lock().unwrap_or_else(PoisonError::into_inner);
+                        first.get_or_insert(panic);
+                    }
+                }
+            }
+            self.inside.fetch_sub(1, Ordering::SeqCst);
+        }
+    }
+
+    /// Waits for a loop after number `seen`.
+    fn later_than(&self, seen: usize) -> usize {
+        let (started, mut looks) = (Instant::now(), 0_u32);
+        loop {
+            let latest = self.latest.load(Ordering::Acquire);
+            if latest > seen {
+                return latest;
+            }
+            if look_again(&mut looks) && started.elapsed() > LINGER {
+                thread::park();
+            }
+        }
+    }
+
+    /// Wakes helpers by their numbers, if they sleep. Each wakes two more.
+    fn wake(&self, threads: std::ops::Range<usize>) {
+        let helpers = self.helpers.get().map(Vec::as_slice).unwrap_or_default();
+        for thread in threads {
+            helpers[thread - 1].unpark();
+        }
+    }
+}
+
+/// Lets some time pass before the next look at what another thread changes. Yields the processor once in a while, for that thread
+/// may need it, and says so.
+fn look_again(looks: &mut u32) -> bool {
+    *looks += 1;
+    let yields = looks.is_multiple_of(LOOKS);
+    if yields {
+        thread::yield_now();
+    } else {
+        std::hint::spin_loop();
+    }
+    yields
+}
+
+impl Drop for ThreadTeam {
+    fn drop(&mut self) {
+        self.shared.latest.store(STOP, Ordering::Release);
+        for helper in self.helpers.drain(..) {
+            helper.thread().unpark();
+            // Loops catch panics.
+            let _ = helper.join();
+        }
+    }
+}
+
+/// Tasks that threads hand out to themselves: each those of its own part, then what others have left.
+struct Parts {
+    tasks: usize,
+    /// The next task of each part.
+    next: Vec<OwnLine>,
+}
+
+/// A counter on a cache line of its own.
+#[repr(align(64))]
+struct OwnLine(AtomicUsize);
+
+impl Parts {
+    fn new(tasks: usize, parts: usize) -> Parts {
+        let next = (0..parts).map(|part| OwnLine(AtomicUsize::new(part * tasks / parts))).collect();
+        Parts { tasks, next }
+    }
+
+    /// Takes a task, as thread `own`.
+    fn take(&self, own: usize) -> Option<usize> {
+        let parts = self.next.len();
+        (own..own + parts).find_map(|part| {
+            let part = part % parts;
+            let (end, next) = ((part + 1) * self.tasks / parts, &self.next[part].0);
+            // Looks first: a counter of a finished part stays in all caches.
+            (next.load(Ordering::Relaxed) < end)
+                .then(|| next.fetch_add(1, Ordering::Relaxed))
+                .filter(|&task| task < end)
+        })
+    }
+}
+
+/// Errors for numbers of threads that no machine has.
+pub(crate) fn checked(threads: usize) -> Result<usize> {
+    match threads {
+        1..=MOST_THREADS => Ok(threads),
+        _ => {
+            let message = format!("needs 1 to {MOST_THREADS} threads, got {threads}");
+            Err(Error::config("device", message))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashSet;
+
+    #[test]
+    fn each_task_is_done_once_by_teams_that_watch_and_that_sleep() {
+        for threads in [1, 2, 3, 8] {
+            let team = ThreadTeam::new(threads).unwrap();
+            for (round, tasks) in [0, 1, 2, 7, 100, 1000].into_iter().cycle().take(60).enumerate() {
+                let done: Vec<AtomicUsize> = (0..tasks).map(|_| AtomicUsize::new(0)).collect();
+                team.for_each(tasks, &|task| {
+                    done[task].fetch_add(1, Ordering::Relaxed);
+                });
+                let once = |done: &AtomicUsize| done.load(Ordering::Relaxed) == 1;
+                assert!(done.iter().all(once), "{threads} threads, {tasks} tasks");
+                if round % 6 == 0 {
+                    thread::sleep(2 * LINGER);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn all_threads_take_part_at_the_same_time() {
+        let team = ThreadTeam::new(5).unwrap();
+        for round in 0..100 {
+            let all = Barrier::new(5);
+            let who = Mutex::new(HashSet::new());
+            team.on_each_thread(&|thread| {
+                all.wait();
+                assert!(who.lock().unwrap().insert((thread, thread::current().id())));
+            });
+            assert_eq!(who.into_inner().unwrap().len(), 5);
+            if round % 10 == 0 {
+                thread::sleep(2 * LINGER);
+            }
+        }
+    }
+
+    #[test]
+    fn loops_within_loops_and_of_other_callers_are_done() {
+        let team = ThreadTeam::new(3).unwrap();
+        let sum = AtomicUsize::new(0);
+        let nested = || {
+            for _ in 0..200 {
+                team.for_each(5, &|i| {
+                    team.for_each(7, &|j| {
+                        sum.fetch_add(i * j, Ordering::Relaxed);
+                    });
+                });
+            }
+        };
+        thread::scope(|scope| (0..3).for_each(|_| drop(scope.spawn(nested))));
+        assert_eq!(sum.into_inner(), 3 * 200 * 10 * 21);
+    }
+
+    #[test]
+    fn a_panic_reaches_the_caller_and_leaves_the_team_working() {
+        let team = ThreadTeam::new(3).unwrap();
+        for bad in 0..30 {
+            let run = || team.for_each(30, &|task| assert_ne!(task, bad, "on purpose"));
+            assert!(catch_unwind(AssertUnwindSafe(run)).is_err());
+        }
+        let count = AtomicUsize::new(0);
+        team.for_each(30, &|_| {
+            count.fetch_add(1, Ordering::Relaxed);
+        });
+        assert_eq!(count.into_inner(), 30);
+    }
+}
