@@ -59,7 +59,8 @@ struct GpuWorker {
 }
 
 impl Device {
-    /// Creates a CPU device of `threads` threads, one of which is the caller's. Its host memory is in the system's temporary folder.
+    /// Creates a CPU device of `threads` threads, one of which is the caller's. Its host memory is in the system's
+    /// temporary folder.
     pub fn cpu(threads: usize) -> Result<Device> {
         Self::cpu_with_offload_folder(threads, std::env::temp_dir())
     }

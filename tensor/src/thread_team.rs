@@ -5,6 +5,7 @@
 //! processor meanwhile, since other ranks may need it.
 
 use std::any::Any;
+use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
@@ -110,8 +111,8 @@ impl ThreadTeam {
         }
         let parts = Parts::new(tasks, threads);
         self.share(threads, &|thread| {
-            while let Some(task) = parts.take(thread) {
-                f(task);
+            while let Some(tasks) = parts.take(thread) {
+                tasks.for_each(f);
             }
         });
     }
@@ -128,8 +129,8 @@ impl ThreadTeam {
         });
     }
 
-    /// Calls `body(thread)` on the calling thread, as number 0, and on others up to `threads` which come before it is
-    /// done. One call has to do all that is left to do.
+    /// Calls `body(thread)` on the calling thread, as number 0, and on others that come before it is done. Each of them has
+    /// another number below `threads`. One call has to do all that is left to do.
     pub(crate) fn share(&self, threads: usize, body: &(dyn Fn(usize) + Sync)) {
         let threads = threads.min(self.threads());
         if threads <= 1 || self.shared.busy.swap(true, Ordering::Acquire) {
@@ -184,15 +185,15 @@ impl Shared {
             seen = latest;
             self.inside.fetch_add(1, Ordering::SeqCst);
             // SAFETY: a caller closes its loop and then waits until no helper is inside. In the one order of these
-            // operations, a helper that comes inside after that finds the loop closed.
+            // operations, a helper that comes inside after that finds it closed, or a later loop, whose caller waits
+            // for this helper.
             if let Some(shared) = unsafe { self.open.load(Ordering::SeqCst).as_ref() } {
                 seen = shared.number; // perhaps later than `latest`
                 if index < shared.threads {
                     self.wake(2 * index..(2 * index + 2).min(shared.threads));
                     let body = AssertUnwindSafe(|| (shared.body)(index));
                     if let Err(panic) = catch_unwind(body) {
-                        let mut first = shared.panic.lock().unwrap_or_else(PoisonError::into_inner);
-                        first.get_or_insert(panic);
+                        *shared.panic.lock().unwrap_or_else(PoisonError::into_inner) = Some(panic);
                     }
                 }
             }
@@ -215,7 +216,7 @@ impl Shared {
     }
 
     /// Wakes helpers by their numbers, if they sleep. Each wakes two more.
-    fn wake(&self, threads: std::ops::Range<usize>) {
+    fn wake(&self, threads: Range<usize>) {
         let helpers = self.helpers.get().map(Vec::as_slice).unwrap_or_default();
         for thread in threads {
             helpers[thread - 1].unpark();
@@ -223,10 +224,10 @@ impl Shared {
     }
 }
 
-/// Lets some time pass before the next look at what another thread changes. Yields the processor once in a while, for that thread
-/// may need it, and says so.
+/// Lets some time pass before the next look at what another thread changes. Yields the processor once in a while, for
+/// that thread may need it, and says so.
 fn look_again(looks: &mut u32) -> bool {
-    *looks += 1;
+    *looks = looks.wrapping_add(1);
     let yields = looks.is_multiple_of(LOOKS);
     if yields {
         thread::yield_now();
@@ -264,16 +265,18 @@ impl Parts {
         Parts { tasks, next }
     }
 
-    /// Takes a task, as thread `own`.
-    fn take(&self, own: usize) -> Option<usize> {
+    /// Takes tasks as thread `own`: an eighth of those that a part has left, so that there are few turns and no long
+    /// last one.
+    fn take(&self, own: usize) -> Option<Range<usize>> {
         let parts = self.next.len();
         (own..own + parts).find_map(|part| {
             let part = part % parts;
             let (end, next) = ((part + 1) * self.tasks / parts, &self.next[part].0);
             // Looks first: a counter of a finished part stays in all caches.
-            (next.load(Ordering::Relaxed) < end)
-                .then(|| next.fetch_add(1, Ordering::Relaxed))
-                .filter(|&task| task < end)
+            let left = end.saturating_sub(next.load(Ordering::Relaxed));
+            let run = left.div_ceil(8);
+            let start = if left > 0 { next.fetch_add(run, Ordering::Relaxed) } else { end };
+            (start < end).then(|| start..end.min(start + run))
         })
     }
 }

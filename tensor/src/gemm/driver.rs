@@ -12,8 +12,7 @@ use super::workspace::with_workspace;
 use crate::{Result, ThreadTeam};
 use std::sync::atomic::AtomicUsize;
 
-/// Computes the problem with a team. Errors if there is no memory for
-/// packed operands.
+/// Computes the problem with a team. Errors if there is no memory for packed operands.
 ///
 /// # Safety
 /// Data and strides describe valid, non-overlapping memory; the processor has the instruction set

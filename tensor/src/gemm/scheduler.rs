@@ -43,7 +43,8 @@ pub(super) trait Work: Sync {
     /// Computes piece `number` of a block as thread `thread`.
     ///
     /// # Safety
-    /// The block is packed, the blocks before are done, and no other thread does this piece.
+    /// The block is packed, the blocks before are done, and no other thread does this piece. `thread` is below the number of
+    /// threads, and no other thread has this number.
     unsafe fn compute(&self, block: CacheBlock, number: usize, thread: usize);
     /// Prepares a thread before its first piece.
     fn enter(&self) {}
@@ -116,7 +117,7 @@ impl<W: Work> List<'_, W> {
             }
             let mut patience = 0_u32;
             while self.done.load(Ordering::Acquire) < phase.start {
-                patience += 1;
+                patience = patience.wrapping_add(1);
                 // The thread that is waited for may need this processor.
                 if patience.is_multiple_of(1024) {
                     std::thread::yield_now();
@@ -130,7 +131,8 @@ impl<W: Work> List<'_, W> {
             let by_part = phase.packing || self.work.keeps_neighbours();
             let piece =
                 if by_part { self.own_piece(phase, number, thread) } else { number - phase.start };
-            // SAFETY: each number is drawn once and entitles to one piece, and the phases before are done.
+            // SAFETY: each number is drawn once and entitles to one piece, the phases before are done, and the threads of a
+            // team have numbers of their own.
             unsafe {
                 match phase.packing {
                     true => self.work.pack(phase.block, piece),

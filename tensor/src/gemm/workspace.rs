@@ -23,8 +23,7 @@ pub(crate) fn workspace_bytes() -> usize {
 
 /// Calls `body` with `bytes` of memory of arbitrary content, aligned to a page.
 ///
-/// The memory is taken out of the thread's slot meanwhile, so a product that the thread steals
-/// while it waits for this one gets its own.
+/// The memory is taken out of the thread's slot meanwhile, so a product within `body` would get its own.
 ///
 /// Errors if the system has no memory left.
 pub(super) fn with_workspace<R>(bytes: usize, body: impl FnOnce(*mut u8) -> R) -> Result<R> {

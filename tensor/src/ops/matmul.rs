@@ -17,7 +17,7 @@ use crate::{DType, Element, Error, Real, Result, Tensor, ThreadTeam, bf16, dispa
 
 pub use crate::gemm::Accum;
 
-/// Products with fewer multiplications than this are not forked individually.
+/// Products with fewer multiplications than this are computed by one thread.
 const SMALL: usize = 64 * 64 * 64;
 
 /// A B for (.., M, K) and (.., K, N): (.., M, N). Leading dims are broadcast; a matrix B makes one product.

@@ -29,7 +29,7 @@ use crate::{Element, Error, Real, Result, Scalar, Tensor, dispatch_float};
 /// Partial sums of a row: four AVX-512 registers of f32, the same on every machine.
 const LANES: usize = 64;
 
-/// Approximate elements normalised per nanosecond, for the fork threshold.
+/// Approximate elements normalised per nanosecond, to decide whether threads share a loop.
 const PER_NANOSECOND: usize = 4;
 
 /// Elements per forward task.

@@ -31,7 +31,7 @@ impl Device {
     }
 }
 
-/// Number of rows per task, for `rows` rows with total `work`; all rows if a fork does not pay. It affects only the
+/// Number of rows per task, for `rows` rows with total `work`; all rows if sharing does not pay. It affects only the
 /// assignment of rows to threads, never the result.
 fn rows_per_task(device: &Device, rows: usize, work: usize) -> usize {
     if work < SERIAL || device.threads() == 1 {
