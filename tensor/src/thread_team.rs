@@ -8,7 +8,7 @@ use std::any::Any;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::ptr::null_mut;
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Barrier, LazyLock, Mutex, OnceLock, PoisonError};
 use std::thread::{self, JoinHandle, Thread};
 use std::time::{Duration, Instant};
@@ -48,8 +48,8 @@ pub struct ThreadTeam {
 /// The state that all threads of a team see.
 #[derive(Default)]
 struct Shared {
-    /// The number of the latest loop; [`STOP`] ends the helpers.
-    latest: AtomicUsize,
+    /// The [`Ticket`] of the latest loop; [`STOP`] ends the helpers.
+    latest: AtomicU64,
     /// The loop that helpers may join, while there is one.
     open: AtomicPtr<Loop<'static>>,
     /// Helpers that may be reading the open loop.
@@ -60,13 +60,15 @@ struct Shared {
     helpers: OnceLock<Vec<Thread>>,
 }
 
-const STOP: usize = usize::MAX;
+/// The number of a loop, which is larger than those before, and in the last bits the threads that it wants.
+type Ticket = u64;
+
+const STOP: Ticket = Ticket::MAX;
+const THREADS_BITS: u32 = MOST_THREADS.ilog2() + 1;
 
 /// A loop that threads share, on the stack of its caller.
 struct Loop<'a> {
-    number: usize,
-    /// Threads that take part, at most.
-    threads: usize,
+    ticket: Ticket,
     body: &'a (dyn Fn(usize) + Sync),
     panic: Mutex<Option<Box<dyn Any + Send>>>,
 }
@@ -142,12 +144,13 @@ impl ThreadTeam {
 
     /// Shares a loop, the caller having set `busy`.
     fn open(&self, threads: usize, body: &(dyn Fn(usize) + Sync)) {
-        let number = self.shared.latest.load(Ordering::Relaxed) + 1;
-        let shared = Loop { number, threads, body, panic: Mutex::default() };
+        let before = self.shared.latest.load(Ordering::Relaxed) >> THREADS_BITS;
+        let ticket = (before + 1) << THREADS_BITS | threads as Ticket;
+        let shared = Loop { ticket, body, panic: Mutex::default() };
         // Dropped before the loop, also by a panic.
         let closing = Closing(&self.shared);
         self.shared.open.store((&raw const shared).cast_mut().cast(), Ordering::SeqCst);
-        self.shared.latest.store(number, Ordering::SeqCst);
+        self.shared.latest.store(ticket, Ordering::SeqCst);
         self.shared.wake(1..2.min(threads));
         body(0);
         drop(closing);
@@ -176,21 +179,24 @@ impl Drop for Closing<'_> {
 impl Shared {
     /// Joins loops as thread number `index` until the team ends.
     fn help(&self, index: usize) {
-        let mut seen = 0;
+        let (mut seen, mut idle_since) = (0, Instant::now());
         loop {
-            let latest = self.later_than(seen);
-            if latest == STOP {
+            seen = self.later_than(seen, idle_since);
+            if seen == STOP {
                 return;
             }
-            seen = latest;
+            if index >= wanted(seen) {
+                continue;
+            }
             self.inside.fetch_add(1, Ordering::SeqCst);
             // SAFETY: a caller closes its loop and then waits until no helper is inside. In the one order of these
             // operations, a helper that comes inside after that finds it closed, or a later loop, whose caller waits
             // for this helper.
             if let Some(shared) = unsafe { self.open.load(Ordering::SeqCst).as_ref() } {
-                seen = shared.number; // perhaps later than `latest`
-                if index < shared.threads {
-                    self.wake(2 * index..(2 * index + 2).min(shared.threads));
+                seen = shared.ticket; // perhaps later than before
+                let threads = wanted(seen);
+                if index < threads {
+                    self.wake(2 * index..(2 * index + 2).min(threads));
                     let body = AssertUnwindSafe(|| (shared.body)(index));
                     if let Err(panic) = catch_unwind(body) {
                         *shared.panic.lock().unwrap_or_else(PoisonError::into_inner) = Some(panic);
@@ -198,18 +204,19 @@ impl Shared {
                 }
             }
             self.inside.fetch_sub(1, Ordering::SeqCst);
+            idle_since = Instant::now();
         }
     }
 
-    /// Waits for a loop after number `seen`.
-    fn later_than(&self, seen: usize) -> usize {
-        let (started, mut looks) = (Instant::now(), 0_u32);
+    /// Waits for a loop after `seen`, asleep once [`LINGER`] is over.
+    fn later_than(&self, seen: Ticket, idle_since: Instant) -> Ticket {
+        let mut looks = 0_u32;
         loop {
             let latest = self.latest.load(Ordering::Acquire);
             if latest > seen {
                 return latest;
             }
-            if look_again(&mut looks) && started.elapsed() > LINGER {
+            if look_again(&mut looks) && idle_since.elapsed() > LINGER {
                 thread::park();
             }
         }
@@ -222,6 +229,11 @@ impl Shared {
             helpers[thread - 1].unpark();
         }
     }
+}
+
+/// The threads that a loop wants.
+fn wanted(ticket: Ticket) -> usize {
+    (ticket & ((1 << THREADS_BITS) - 1)) as usize
 }
 
 /// Lets some time pass before the next look at what another thread changes. Yields the processor once in a while, for
