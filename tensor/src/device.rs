@@ -266,11 +266,8 @@ impl Device {
         if self.is_fake() {
             return;
         }
-        if tasks <= 1 || work < SERIAL || self.threads() == 1 {
-            (0..tasks).for_each(f);
-        } else {
-            self.team().for_each(tasks, f);
-        }
+        let team = if work < SERIAL { ThreadTeam::alone() } else { self.team() };
+        team.for_each(tasks, f);
     }
 }
 

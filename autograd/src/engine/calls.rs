@@ -82,9 +82,9 @@ impl CallLog {
 
 /// Runs `f`, and logs which counts it drew from.
 pub(crate) fn logged<R>(f: impl FnOnce() -> R) -> (R, CallLog) {
-    let outer = exchange_log(Some(CallLog::default()));
+    let outer = ACTIVE.replace(Some(CallLog::default()));
     let result = f();
-    let log = exchange_log(outer).unwrap_or_default();
+    let log = ACTIVE.replace(outer).unwrap_or_default();
     ACTIVE.with_borrow_mut(|active| {
         if let Some(outer) = active {
             log.0.iter().for_each(|(counts, site, before)| outer.note(counts, site, *before));
@@ -95,15 +95,11 @@ pub(crate) fn logged<R>(f: impl FnOnce() -> R) -> (R, CallLog) {
 
 /// Runs `f` with the counts of a log, and sets them back.
 pub(crate) fn rewound<R>(log: &CallLog, f: impl FnOnce() -> R) -> R {
-    let (before, outer) = (log.rewind(), exchange_log(None));
+    let (before, outer) = (log.rewind(), ACTIVE.replace(None));
     let result = f();
-    exchange_log(outer);
+    ACTIVE.replace(outer);
     before.rewind();
     result
-}
-
-fn exchange_log(log: Option<CallLog>) -> Option<CallLog> {
-    ACTIVE.replace(log)
 }
 
 impl fmt::Debug for CallCounts {

@@ -1,7 +1,6 @@
 //! Controls whether operations are recorded, by a value of each thread. It holds no graph.
 
 use std::cell::RefCell;
-use std::mem::replace;
 
 use crate::Leaf;
 use crate::saved::slot::HookScope;
@@ -35,7 +34,7 @@ pub(crate) fn with<R>(mode: Recording, f: impl FnOnce() -> R) -> (R, Recording) 
     struct Restore(Option<Recording>);
     impl Restore {
         fn now(&mut self) -> Option<Recording> {
-            self.0.take().map(|previous| current(|mode| replace(mode, previous)))
+            self.0.take().map(|previous| CURRENT.replace(previous))
         }
     }
     impl Drop for Restore {
@@ -43,7 +42,7 @@ pub(crate) fn with<R>(mode: Recording, f: impl FnOnce() -> R) -> (R, Recording) 
             self.now();
         }
     }
-    let mut restore = Restore(Some(current(|current| replace(current, mode))));
+    let mut restore = Restore(Some(CURRENT.replace(mode)));
     let result = f();
     let ended = restore.now().expect("restored only here or on unwinding");
     (result, ended)

@@ -1,6 +1,6 @@
 //! Every row on one, two and three threads: the same bits; and two callers on one device.
 
-use ferrotron_autograd::{Leaf, Var, no_grad};
+use ferrotron_autograd::{Leaf, Var, checkpoint, no_grad, saved_tensors_hooks};
 use ferrotron_tensor::{DType, Device, Result, Tensor};
 use std::thread;
 
@@ -92,4 +92,35 @@ fn training_and_evaluation_share_a_device() -> Result<()> {
         train()?;
         others.into_iter().try_for_each(|other| other.join().expect("no panic"))
     })
+}
+
+/// A mode ends with its closure, also by a panic, on any number of threads.
+#[test]
+fn the_recording_mode_ends_with_its_closure() -> Result<()> {
+    for device in [Device::cpu(1)?, Device::cpu(2)?] {
+        let w = Leaf::new("w", Tensor::full(&device, DType::F64, &[3], 0.5)?);
+        let value = || w.var()?.exp()?.sum_all();
+        assert!(!no_grad(value)?.needs_gradient());
+        assert!(!no_grad(|| no_grad(value))?.needs_gradient());
+        assert!(value()?.needs_gradient());
+        let panics = || no_grad(|| -> Result<Var> { panic!("on purpose") });
+        let caught = std::panic::catch_unwind(std::panic::AssertUnwindSafe(panics));
+        assert!(caught.is_err());
+        assert!(value()?.needs_gradient());
+
+        // The parameters of a region are known, and its saved tensors.
+        let captured = w.clone();
+        let x = Leaf::new("x", Tensor::full(&device, DType::F64, &[3], 2.0)?);
+        let y = checkpoint(&[&x.var()?], move |x| Ok(vec![x[0].mul(&captured.var()?)?.square()?]))?;
+        y[0].sum_all()?.backward()?;
+        assert_eq!(w.gradient()?.expect("a gradient").to_f64()?, [2.0 * 0.5 * 4.0; 3]);
+        let mut handles = 0;
+        let count = |kept: Vec<_>| {
+            handles = kept.len();
+            Ok(())
+        };
+        saved_tensors_hooks(count, || x.var()?.add_scalar(1.0)?.square())?;
+        assert_eq!(handles, 1);
+    }
+    Ok(())
 }

@@ -21,8 +21,8 @@
 //! | mc x nc | tile of the result | 128 x 192 | L2 |
 //! | | cache block of an operand | 2048 x 1024, 8 MiB | L3 |
 //!
-//! Each thread packs the longer operand for itself, a tile's lanes at a time, if k fits one cache block. They stay in its L2
-//! while it computes the tiles that have them. Panels for all threads go through L3 or from core to core.
+//! Each thread packs the longer operand for itself, a tile's lanes at a time, unless that were too often. They stay in its
+//! L2 while it computes the tiles that have them. Panels for all threads go through L3 or from core to core.
 //!
 //! `blocking.rs` chooses the sizes, `scheduler.rs` runs the two outer loops, `macrokernel.rs` the three inner ones. The
 //! microkernel applies the epilogue to the last sums: bias and rounding. Products of few rows read columns where they lie

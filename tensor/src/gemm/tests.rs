@@ -326,8 +326,8 @@ struct Part<'a, T, D> {
     accum: Accum,
 }
 
-/// The bits of [held +] 0.3 * lhs * rhs + bias, every row holding the same before, computed by a pool
-/// of `threads`.
+/// The bits of [held +] 0.3 * lhs * rhs + bias, every row holding the same before, computed by a
+/// team of `threads`.
 fn bits<T: Element, D: Element<Acc = T::Acc>>(
     level: Isa,
     threads: usize,
