@@ -17,6 +17,8 @@ const MC: usize = 128;
 const NC_PANELS: usize = 4;
 /// Lanes of the other operand for each thread that packs the same lanes, at least: packing is then 2 % of the product.
 const USES: usize = 256;
+/// Sums that keep two units busy, each of which begins a multiply-add a cycle and ends it four cycles later.
+const BUSY_SUMS: usize = 8;
 /// Rounds up what is divided evenly.
 const GRAIN: usize = 16;
 
@@ -63,6 +65,17 @@ fn even(total: usize, most: usize, grain: usize) -> usize {
     total.div_ceil(total.div_ceil(most)).next_multiple_of(grain)
 }
 
+/// Vectors of columns of a panel, for which the microtiles of `mr` rows take the least time: a last panel with few sums
+/// takes as long as one with [`BUSY_SUMS`], and each panel a little more.
+fn panel_vectors(columns: usize, most: usize, mr: usize) -> usize {
+    let time = |vectors: usize| 1 + (mr * vectors).max(BUSY_SUMS);
+    let total = |&width: &usize| {
+        let last = columns % width;
+        columns / width * time(width) + if last > 0 { time(last) } else { 0 }
+    };
+    (1..=most.min(columns)).min_by_key(total).expect("a panel has a vector")
+}
+
 /// Chooses the operand that each thread packs for itself, a tile's lanes at a time: of those to be packed, the one with
 /// more lanes. None if threads that need the same lanes would pack them too often.
 fn own_side(
@@ -88,8 +101,7 @@ impl CacheBlocking {
         let GemmShape { rows: m, columns: n, k, threads, bytes, lanes, mr, vectors: most_vectors } =
             size;
         let kc = even(k, KC_BYTES / bytes, GRAIN);
-        let vectors = n.div_ceil(lanes);
-        let nr = vectors.div_ceil(vectors.div_ceil(most_vectors)) * lanes;
+        let nr = panel_vectors(n.div_ceil(lanes), most_vectors, mr) * lanes;
         let own = own_side(packed, [m, n], [MC, NC_PANELS * nr], threads);
         let deepest = (CACHE_BLOCK_DEPTH_BYTES / bytes / kc).max(1) * kc;
         let depth = if packed == [false; 2] { k } else { deepest.min(k.next_multiple_of(kc)) };
@@ -142,5 +154,13 @@ mod tests {
         // 64 threads would pack each of 4 chunks 16 times.
         assert_eq!(own(64, [1024, 768, 768], right), None);
         assert_eq!(own(64, [4096, 768, 768], right), Some(1));
+    }
+    #[test]
+    fn panels_leave_no_last_one_of_few_sums() {
+        let columns = [1, 2, 3, 4, 5, 8, 10, 16, 48, 64];
+        // AVX2 with 4 rows, AVX-512 with 8.
+        let panels = |mr: usize| columns.map(|columns| panel_vectors(columns, 3, mr));
+        assert_eq!(panels(4), [1, 2, 3, 2, 3, 3, 2, 2, 3, 3]);
+        assert_eq!(panels(8), [1, 2, 3, 2, 3, 3, 3, 3, 3, 3]);
     }
 }

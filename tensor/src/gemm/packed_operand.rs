@@ -16,6 +16,9 @@ const NEAR_BYTES: usize = 64 << 10;
 /// stride up to which they do.
 const CLOSE_BYTES: usize = 2 << 20;
 const CLOSE_STRIDE: usize = 2048;
+/// Sums of a microtile from which on L2 delivers such an operand in time, for its steps share few sets of L1. The 24 of
+/// AVX-512 take four lines in 12 to 24 cycles, the 12 of AVX2 three or four in 6.
+const SLOW_TILE: usize = 24;
 
 /// The place from which the microkernel reads an operand.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -38,7 +41,7 @@ impl Access {
     /// lie together. They are also used in place where a step's rows lie together and all is near.
     pub(super) fn for_rows<T: Compute>(operand: &Operand, size: &GemmShape) -> Access {
         let steps = operand.step_stride == operand.per_step as isize;
-        let near = near(operand, size.k, size_of::<T>());
+        let near = near(operand, size);
         let in_place = operand.has_steps_of::<T>() && (steps || near);
         if in_place { Access::Unpacked } else { Access::PackedShared }
     }
@@ -53,7 +56,7 @@ impl Access {
         let once = size.rows <= kernels.tiles.len();
         let whole = kernels.free_masks || operand.lanes.is_multiple_of(kernels.lanes);
         let vectors = operand.has_steps_of::<T>() && operand.lane_stride == 1 && whole;
-        if vectors && (once || near(operand, size.k, size_of::<T>())) {
+        if vectors && (once || near(operand, size)) {
             Access::Unpacked
         } else if size.rows <= FEW && operand.has_steps_together::<T>() {
             Access::Streamed
@@ -66,10 +69,11 @@ impl Access {
 }
 
 /// Whether the lanes of a step lie together and the steps near enough for caches and TLB.
-fn near(operand: &Operand, k: usize, bytes: usize) -> bool {
-    let total = operand.lanes.saturating_mul(k).saturating_mul(bytes);
-    let close = operand.step_stride.unsigned_abs() * bytes <= CLOSE_STRIDE;
-    operand.lane_stride == 1 && (total <= NEAR_BYTES || close && total <= CLOSE_BYTES)
+fn near(operand: &Operand, size: &GemmShape) -> bool {
+    let total = operand.lanes.saturating_mul(size.k).saturating_mul(size.bytes);
+    let close = operand.step_stride.unsigned_abs() * size.bytes <= CLOSE_STRIDE;
+    let small = total <= NEAR_BYTES || close && total <= CLOSE_BYTES;
+    operand.lane_stride == 1 && small && size.mr * size.vectors >= SLOW_TILE
 }
 
 /// A part of a cache block that one thread packs: `lanes` by `steps`, within kc steps.
