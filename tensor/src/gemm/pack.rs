@@ -1,7 +1,10 @@
 //! Copying operands into panels, and results out of scratch.
 
+mod rows;
+
 use super::isa::vector::Vector;
 use crate::{Element, Real};
+use rows::copy_rows;
 
 /// Part of an operand and its destination: `depth` steps of k by `count` lanes, packed into panels of `width` lanes.
 /// Lanes are rows of the left or columns of the right operand. Within a panel step p is the contiguous row at p *
@@ -55,9 +58,6 @@ unsafe fn put<V: Vector>(task: &PackTask<V::Scalar>, vector: V, to: *mut V::Scal
     }
 }
 
-/// Steps that are copied together: runs of them are written to each panel, and as many rows of memory are read at once.
-const COPIED_STEPS: usize = 8;
-
 /// Bytes over which the lines of an operand may be spread and yet be read from the caches without being fetched.
 const NEAR: usize = 32 << 10;
 
@@ -78,110 +78,6 @@ fn fetch<S>(from: *const S) {
     }
     #[cfg(not(target_arch = "x86_64"))]
     let _ = from;
-}
-
-/// The lanes of a step lie together: copy them, some steps of a panel at a time, so that memory is read in the order in
-/// which it lies.
-#[inline(always)]
-unsafe fn copy_rows<V: Vector, S: Element<Acc = V::Scalar>>(task: &PackTask<V::Scalar>) {
-    let PackTask { step_stride, depth, count, to, width, panel_stride, .. } = *task;
-    let group = width.max(V::LANES);
-    let far = is_far::<S>(depth, step_stride);
-    let together = if far { COPIED_STEPS } else { depth.max(1) };
-    for first in (0..depth).step_by(together) {
-        let steps = together.min(depth - first);
-        let from = task.from.cast::<S>().wrapping_offset(first as isize * step_stride);
-        let next = together as isize * step_stride;
-        for lane in (0..count).step_by(group) {
-            let lanes = group.min(count - lane);
-            let part = PanelPart {
-                from: from.wrapping_add(lane),
-                step_stride,
-                next: far.then_some(next),
-                to: to.wrapping_add(lane / width * panel_stride + first * width),
-                width,
-                steps,
-            };
-            let whole = lanes.is_multiple_of(V::LANES) && width >= V::LANES;
-            // SAFETY: source and panels hold `count` lanes, the panels rounded up to registers.
-            unsafe {
-                match lanes / V::LANES {
-                    1 if whole => part.copy_registers::<V, 1>(),
-                    2 if whole => part.copy_registers::<V, 2>(),
-                    3 if whole => part.copy_registers::<V, 3>(),
-                    _ => part.copy_lanes::<V>(lanes, panel_stride),
-                }
-            }
-        }
-    }
-}
-
-/// Some steps of a panel, or of two of half a register, and the rows that they are copied from.
-struct PanelPart<S, T> {
-    from: *const S,
-    step_stride: isize,
-    /// Elements from a row to the one that is fetched while it is copied.
-    next: Option<isize>,
-    to: *mut T,
-    width: usize,
-    steps: usize,
-}
-
-impl<S: Element> PanelPart<S, S::Acc> {
-    /// Copies panels of `N` registers.
-    #[inline(always)]
-    unsafe fn copy_registers<V: Vector<Scalar = S::Acc>, const N: usize>(self) {
-        let PanelPart { mut from, mut to, .. } = self;
-        for _ in 0..self.steps {
-            self.fetch_next(from, N * V::LANES);
-            // SAFETY: the caller's promise.
-            unsafe {
-                for i in 0..N {
-                    V::widen(from.add(i * V::LANES)).store(to.add(i * V::LANES));
-                }
-            }
-            from = from.wrapping_offset(self.step_stride);
-            to = to.wrapping_add(self.width);
-        }
-    }
-
-    /// Copies `lanes` lanes, of which the last register may have few, or of which two panels of `width` have a half each.
-    #[inline(always)]
-    unsafe fn copy_lanes<V: Vector<Scalar = S::Acc>>(self, lanes: usize, panel_stride: usize) {
-        let PanelPart { mut from, mut to, width, .. } = self;
-        let whole = lanes / V::LANES * V::LANES;
-        for _ in 0..self.steps {
-            self.fetch_next(from, lanes);
-            // SAFETY: the caller's promise.
-            unsafe {
-                if width < V::LANES {
-                    let vector =
-                        if whole > 0 { V::widen(from) } else { V::widen_first(from, lanes) };
-                    vector.store_halves(to, to.add(panel_stride));
-                } else {
-                    for lane in (0..whole).step_by(V::LANES) {
-                        V::widen(from.add(lane)).store(to.add(lane));
-                    }
-                    if whole < lanes {
-                        let rest = V::widen_first(from.add(whole), lanes - whole);
-                        rest.store(to.add(whole));
-                    }
-                }
-            }
-            from = from.wrapping_offset(self.step_stride);
-            to = to.wrapping_add(width);
-        }
-    }
-
-    /// Fetches so many lanes of the row that is to be fetched while the one at `from` is copied.
-    #[inline(always)]
-    fn fetch_next(&self, from: *const S, lanes: usize) {
-        if let Some(next) = self.next {
-            for lane in (0..lanes).step_by(64 / size_of::<S>()) {
-                fetch(from.wrapping_offset(next).wrapping_add(lane));
-            }
-        }
-    }
 }
 
 /// The steps of a lane lie together: transpose square blocks.

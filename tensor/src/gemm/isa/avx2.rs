@@ -61,6 +61,16 @@ impl Vector for F32x8 {
         }
     }
     #[inline(always)]
+    unsafe fn join_halves(self, other: Self) -> [Self; 2] {
+        // SAFETY: arithmetic only.
+        unsafe {
+            [
+                F32x8(_mm256_permute2f128_ps::<0x20>(self.0, other.0)),
+                F32x8(_mm256_permute2f128_ps::<0x31>(self.0, other.0)),
+            ]
+        }
+    }
+    #[inline(always)]
     unsafe fn mul_add(self, factor: Self, addend: Self) -> Self {
         // SAFETY: arithmetic only.
         F32x8(unsafe { _mm256_fmadd_ps(self.0, factor.0, addend.0) })

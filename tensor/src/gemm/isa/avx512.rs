@@ -55,6 +55,16 @@ impl Vector for F32x16 {
         }
     }
     #[inline(always)]
+    unsafe fn join_halves(self, other: Self) -> [Self; 2] {
+        // SAFETY: arithmetic only.
+        unsafe {
+            [
+                F32x16(_mm512_shuffle_f32x4::<0x44>(self.0, other.0)),
+                F32x16(_mm512_shuffle_f32x4::<0xee>(self.0, other.0)),
+            ]
+        }
+    }
+    #[inline(always)]
     unsafe fn mul_add(self, factor: Self, addend: Self) -> Self {
         // SAFETY: arithmetic only.
         F32x16(unsafe { _mm512_fmadd_ps(self.0, factor.0, addend.0) })

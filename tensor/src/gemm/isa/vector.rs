@@ -80,6 +80,20 @@ pub(in crate::gemm) trait Vector: Copy {
         }
     }
 
+    /// The lower halves of the lanes of this and another register, and their upper halves.
+    #[inline(always)]
+    unsafe fn join_halves(self, other: Self) -> [Self; 2] {
+        let mut halves = [[Self::Scalar::ZERO; 16]; 2];
+        let [low, high] = halves.each_mut().map(|half| half.as_mut_ptr());
+        let middle = Self::LANES / 2;
+        // SAFETY: 16 lanes are there and LANES is at most 16.
+        unsafe {
+            self.store_halves(low, high);
+            other.store_halves(low.add(middle), high.add(middle));
+            halves.map(|half| Self::load(half.as_ptr()))
+        }
+    }
+
     /// `LANES` consecutive values of a storage type, widened.
     #[inline(always)]
     unsafe fn widen<S: Element<Acc = Self::Scalar>>(from: *const S) -> Self {
