@@ -238,7 +238,7 @@ fn wanted(ticket: Ticket) -> usize {
 
 /// Lets some time pass before the next look at what another thread changes. Yields the processor once in a while, for
 /// that thread may need it, and says so.
-fn look_again(looks: &mut u32) -> bool {
+pub(crate) fn look_again(looks: &mut u32) -> bool {
     *looks = looks.wrapping_add(1);
     let yields = looks.is_multiple_of(LOOKS);
     if yields {

@@ -3,7 +3,8 @@
 //! The list alternates between packing a cache block's panels and computing its tiles. Threads draw
 //! numbers from one counter; before its first work of a new phase a thread waits until all work of
 //! the phases before is done. Only work that some thread is in the midst of is ever waited for, so
-//! nothing can hang, and one thread alone finishes everything if the others are busy elsewhere.
+//! nothing can hang, and one thread alone finishes everything if the others are busy elsewhere. If a piece panics, the
+//! other threads give up.
 //!
 //! A number drawn for packing entitles to one piece. Each thread begins with the pieces of its own part of the panels, which
 //! are the same in every product: lines of the cache that another core has read or written are three times as slow to write.
@@ -11,7 +12,8 @@
 
 use super::stream::FEW;
 use crate::ThreadTeam;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use crate::thread_team::look_again;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 /// Operations below which another thread is not worth waking.
 const OPERATIONS_PER_THREAD: usize = 2 << 20;
@@ -81,6 +83,8 @@ struct List<'a, W> {
     drawn: AtomicUsize,
     /// Pieces finished.
     done: AtomicUsize,
+    /// Whether a piece panicked, so that its phase never ends.
+    abandoned: AtomicBool,
     /// The next number in each thread's part; none for one thread.
     parts: Vec<AtomicUsize>,
 }
@@ -93,8 +97,21 @@ pub(super) unsafe fn run<W: Work>(team: &ThreadTeam, threads: usize, work: &W) {
     let [drawn, done] = [const { AtomicUsize::new(0) }; 2];
     let parts = if threads > 1 { threads } else { 0 };
     let parts = (0..parts).map(|_| AtomicUsize::new(0)).collect();
-    let list = List { work, drawn, done, parts };
-    team.share(threads, &|thread| list.draw(thread));
+    let list = List { work, drawn, done, abandoned: AtomicBool::new(false), parts };
+    team.share(threads, &|thread| {
+        let visit = Visit(&list.abandoned);
+        list.draw(thread);
+        std::mem::forget(visit);
+    });
+}
+
+/// A thread's visit to a list, which is abandoned when this is dropped: by a panic.
+struct Visit<'a>(&'a AtomicBool);
+
+impl Drop for Visit<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Release);
+    }
 }
 
 impl<W: Work> List<'_, W> {
@@ -102,28 +119,16 @@ impl<W: Work> List<'_, W> {
     fn draw(&self, thread: usize) {
         let mut phase = self.phase(CacheBlock { index: [0; 3], fresh: [true; 2] }, true, 0);
         let mut entered = false;
-        loop {
+        'pieces: loop {
             let number = self.drawn.fetch_add(1, Ordering::Relaxed);
             while number >= phase.start + phase.len {
                 match self.next(phase) {
                     Some(next) => phase = next,
-                    None => {
-                        if entered {
-                            self.work.leave();
-                        }
-                        return;
-                    }
+                    None => break 'pieces,
                 }
             }
-            let mut patience = 0_u32;
-            while self.done.load(Ordering::Acquire) < phase.start {
-                patience = patience.wrapping_add(1);
-                // The thread that is waited for may need this processor.
-                if patience.is_multiple_of(1024) {
-                    std::thread::yield_now();
-                } else {
-                    std::hint::spin_loop();
-                }
+            if !self.reaches(phase) {
+                break;
             }
             if !std::mem::replace(&mut entered, true) {
                 self.work.enter();
@@ -141,6 +146,21 @@ impl<W: Work> List<'_, W> {
             }
             self.done.fetch_add(1, Ordering::Release);
         }
+        if entered {
+            self.work.leave();
+        }
+    }
+
+    /// Waits until the phases before are done; false if they never are.
+    fn reaches(&self, phase: Phase) -> bool {
+        let mut looks = 0_u32;
+        while self.done.load(Ordering::Acquire) < phase.start {
+            if self.abandoned.load(Ordering::Acquire) {
+                return false;
+            }
+            look_again(&mut looks);
+        }
+        true
     }
 
     /// Takes the piece of a phase to which a drawn number entitles: one of this thread's part if any is left.
@@ -191,6 +211,7 @@ impl<W: Work> List<'_, W> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::panic::{AssertUnwindSafe, catch_unwind};
 
     /// Counts how often each piece of each cache block is done.
     struct Counts {
@@ -223,6 +244,26 @@ mod tests {
         unsafe fn compute(&self, block: CacheBlock, number: usize, _: usize) {
             self.count(1, block, number);
         }
+    }
+
+    #[test]
+    fn a_panic_in_a_piece_ends_the_product() {
+        let team = ThreadTeam::new(3).unwrap();
+        for computing in [0, 1] {
+            for bad in 0..10 {
+                // A piece without a counter panics.
+                let mut done = [10, 10].map(|pieces| (0..5 * pieces).map(|_| 0.into()).collect());
+                let counters: &mut Vec<AtomicUsize> = &mut done[computing];
+                counters.truncate(5 * bad);
+                let counts = Counts { pieces: [10, 10], done };
+                // SAFETY: pieces only count.
+                let product = AssertUnwindSafe(|| unsafe { run(&team, 3, &counts) });
+                assert!(catch_unwind(product).is_err());
+            }
+        }
+        let counted = AtomicUsize::new(0);
+        team.for_each(100, &|_| drop(counted.fetch_add(1, Ordering::Relaxed)));
+        assert_eq!(counted.into_inner(), 100);
     }
 
     #[test]
