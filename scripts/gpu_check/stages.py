@@ -190,11 +190,12 @@ class Stages:
         return [str(word) for word in words + (["--vocab-size", 128] if self.dry else [])]
 
     def step(self, name):
-        """A step, eagerly and as a graph."""
+        """A step, eagerly, as a graph, and as a graph with timed algorithms."""
         layers, width, _, length, _, wanted = self.models[name]
         steps = ["--warmup", "1", "--steps", "2"] if self.dry else ["--warmup", "5", "--steps", "20"]
         measured = {}
-        for how, options in (("eager", []), ("graph", ["--enable-cuda-graph"])):
+        graph = ["--enable-cuda-graph"]
+        for how, options in (("eager", []), ("graph", graph), ("autotuned", [*graph, "--autotune-gemm"])):
             command = [self.here / "ferrotron", "bench", "--device", "cuda", "--bf16", *options, *self.words(name), *steps]
             ours = last_object(self.checks.run(f"step {name} {how}", command, 150, quiet=True)[0])
             if "tokens_per_s" not in ours:
