@@ -27,6 +27,7 @@ enum Status {
 constexpr size_t GRANULE = 2 << 20, MEMORY = 4ull << 30;
 constexpr int GARBAGE = 0x7b;  // 1.3e36 in f32 and bf16, 61e3 in f16
 constexpr int DEVICES = 8;
+constexpr int MAX_DYNAMIC_SHARED_SIZE_BYTES = 8;  // of CUfunction_attribute
 
 struct Dim3 { unsigned x, y, z; };
 using Launch = const char* (*)(const char*, Dim3, Dim3, size_t, int, void**);
@@ -406,7 +407,7 @@ API cuModuleGetFunction(void** function, void* handle, const char* name) {
     return SUCCESS;
 }
 API cuFuncSetAttribute(void* function, int attribute, int value) {
-    if (attribute == 8) ((Function*)function)->shared = value;
+    if (attribute == MAX_DYNAMIC_SHARED_SIZE_BYTES) ((Function*)function)->shared = value;
     return SUCCESS;
 }
 API cuLaunchKernel(void* handle, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared,
