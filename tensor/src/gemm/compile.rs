@@ -27,7 +27,7 @@ macro_rules! isa {
         }
         $crate::numeric::simd::$with! { enabled!
             unsafe fn pack<V: Vector, S: $crate::Element<Acc = V::Scalar>>(
-                task: &$crate::gemm::pack::PackTask<V::Scalar>,
+                task: &$crate::gemm::pack_task::PackTask<V::Scalar>,
             ) {
                 // SAFETY: the caller's promise, passed on.
                 unsafe { $crate::gemm::pack::pack::<V, S>(task) }

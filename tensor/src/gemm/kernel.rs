@@ -219,7 +219,7 @@ pub(super) type TileFn<T> = unsafe fn(&MicroTile<T>);
 /// A compiled microkernel of few rows ([`super::stream`]), its storage type erased.
 pub(super) type StreamFn<T> = unsafe fn(&MicroTile<T>, &StoredColumns);
 /// A compiled [`super::pack::pack`], its source type erased.
-pub(super) type PackFn<T> = unsafe fn(&super::pack::PackTask<T>);
+pub(super) type PackFn<T> = unsafe fn(&super::pack_task::PackTask<T>);
 /// A compiled [`super::pack::epilogue`], its destination type erased.
 pub(super) type EpilogueFn<T> = unsafe fn(&super::pack::Epilogue<T>);
 

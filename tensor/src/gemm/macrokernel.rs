@@ -3,7 +3,8 @@
 use super::Accum;
 use super::blocking::CacheBlocking;
 use super::kernel::{Compute, GemmKernels, MicroTile};
-use super::pack::{Epilogue, PackTask};
+use super::pack::Epilogue;
+use super::pack_task::PackTask;
 use super::packed_operand::{Access, PackedOperand, Range};
 use super::problem::{Bias, Problem};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};

@@ -34,6 +34,7 @@
 
 mod blocking;
 mod compile;
+mod copy_rows;
 mod driver;
 mod isa;
 mod kernel;
@@ -41,6 +42,7 @@ mod kernel_table;
 mod macrokernel;
 mod matrix;
 mod pack;
+mod pack_task;
 mod packed_operand;
 pub(crate) mod peak;
 mod problem;

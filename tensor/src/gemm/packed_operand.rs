@@ -2,7 +2,7 @@
 
 use super::blocking::GemmShape;
 use super::kernel::{Compute, GemmKernels, PackFn, StoredColumns};
-use super::pack::PackTask;
+use super::pack_task::PackTask;
 use super::problem::Operand;
 use super::stream::FEW;
 

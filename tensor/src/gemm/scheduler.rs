@@ -262,7 +262,9 @@ mod tests {
             }
         }
         let counted = AtomicUsize::new(0);
-        team.for_each(100, &|_| drop(counted.fetch_add(1, Ordering::Relaxed)));
+        team.for_each(100, &|_| {
+            counted.fetch_add(1, Ordering::Relaxed);
+        });
         assert_eq!(counted.into_inner(), 100);
     }
 

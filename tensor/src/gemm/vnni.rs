@@ -5,7 +5,7 @@
 //! is made and what the microkernel does with two of them. Where k is odd, the last word's upper half is zero.
 
 use super::isa::vector::Vector;
-use super::pack::PackTask;
+use super::pack_task::PackTask;
 use crate::bf16;
 
 /// Elements of a word.

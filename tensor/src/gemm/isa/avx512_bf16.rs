@@ -3,7 +3,7 @@
 use crate::gemm::isa::avx512::{F32, F32x16};
 use crate::gemm::isa::vector::Vector;
 use crate::gemm::kernel::{GemmKernels, MicroTile, Multiply, StoredColumns, TileFn};
-use crate::gemm::pack::PackTask;
+use crate::gemm::pack_task::PackTask;
 use crate::gemm::vnni;
 use crate::numeric::simd::{with_avx512, with_avx512_bf16};
 use std::arch::x86_64::*;

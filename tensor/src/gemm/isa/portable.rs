@@ -78,7 +78,7 @@ crate::gemm::compile::isa!(Lanes<f32>, Lanes<f64>, [1, 2, 3, 4], with_portable);
 #[cfg(test)]
 pub(in crate::gemm) static PAIRS: crate::gemm::kernel::GemmKernels<f32> = {
     use crate::gemm::kernel::{GemmKernels, Multiply, TileFn, tile};
-    use crate::gemm::pack::PackTask;
+    use crate::gemm::pack_task::PackTask;
     use crate::gemm::stream::stream;
     use crate::gemm::vnni::{gather, pack};
 

@@ -1,6 +1,6 @@
 //! The factors of block products: how they are packed, and how sums become factors again.
 
-use super::super::pack::PackTask;
+use super::super::pack_task::PackTask;
 use super::{Factor, SmallGemm};
 use crate::{Element, Real};
 

@@ -11,7 +11,8 @@ use super::pack::STEP;
 use crate::DType;
 use crate::gemm::Accum;
 use crate::gemm::isa::avx512::F32;
-use crate::gemm::pack::{Epilogue, PackTask};
+use crate::gemm::pack::Epilogue;
+use crate::gemm::pack_task::PackTask;
 use crate::gemm::problem::{Bias, Problem};
 
 /// The row that a conversion adds where there is no earlier sum, or no bias.

@@ -1,8 +1,8 @@
 //! Packing an operand in which the lanes of a step lie together: its rows are copied to the panels.
 
-use super::{PackTask, fetch, is_far};
+use super::isa::vector::Vector;
+use super::pack_task::{PackTask, fetch, is_far};
 use crate::Element;
-use crate::gemm::isa::vector::Vector;
 
 /// Steps that are copied together: runs of them are written to each panel, and as many rows of memory are read at once.
 const COPIED_STEPS: usize = 8;
@@ -10,7 +10,7 @@ const COPIED_STEPS: usize = 8;
 /// Copies some steps of a panel at a time, so that memory is read in the order in which it lies.
 ///
 /// # Safety
-/// That of [`super::pack`].
+/// That of [`super::pack::pack`].
 #[inline(always)]
 pub(super) unsafe fn copy_rows<V: Vector, S: Element<Acc = V::Scalar>>(task: &PackTask<V::Scalar>) {
     let PackTask { step_stride, depth, count, to, width, panel_stride, .. } = *task;
