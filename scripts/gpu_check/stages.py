@@ -258,7 +258,9 @@ class Stages:
         if "tokens_per_s" not in peer:
             return
         self.checks.number(f"PyTorch {name}", peer)
-        ours = [self.checks.numbers.get(f"step {name} {how}", {}).get("tokens_per_s", 0) for how in ("eager", "graph")]
+        *ours, tuned = [self.checks.numbers.get(f"step {name} {how}", {}).get("tokens_per_s", 0)
+                        for how in ("eager", "graph", "autotuned")]
         detail = f"PyTorch {peer['tokens_per_s']:.0f} tokens/s, {peer['mode']}, wanted {LEAST_RATIO}"
+        detail += f", {tuned / peer['tokens_per_s']:.2f} autotuned" if tuned else ""
         ratio = f"{max(ours) / peer['tokens_per_s']:.2f}" if max(ours) else "no step of ours"
         self.checks.row(f"ratio {name}", ratio, detail)

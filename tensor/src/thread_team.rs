@@ -111,9 +111,11 @@ impl ThreadTeam {
         if threads <= 1 {
             return (0..tasks).for_each(f);
         }
-        let parts = Parts::new(tasks, threads);
+        let parts = Parts::new(threads);
         self.share(threads, &|thread| {
-            while let Some(tasks) = parts.take(thread) {
+            // Few turns, and no long last one.
+            let eighth = |left: usize| left.div_ceil(8);
+            while let Some(tasks) = parts.take(&(0..tasks), thread, eighth) {
                 tasks.for_each(f);
             }
         });
@@ -261,8 +263,7 @@ impl Drop for ThreadTeam {
 }
 
 /// Tasks that threads hand out to themselves: each those of its own part, then what others have left.
-struct Parts {
-    tasks: usize,
+pub(crate) struct Parts {
     /// The next task of each part.
     next: Vec<OwnLine>,
 }
@@ -272,23 +273,30 @@ struct Parts {
 struct OwnLine(AtomicUsize);
 
 impl Parts {
-    fn new(tasks: usize, parts: usize) -> Parts {
-        let next = (0..parts).map(|part| OwnLine(AtomicUsize::new(part * tasks / parts))).collect();
-        Parts { tasks, next }
+    pub(crate) fn new(parts: usize) -> Parts {
+        Parts { next: (0..parts).map(|_| OwnLine(AtomicUsize::new(0))).collect() }
     }
 
-    /// Takes tasks as thread `own`: an eighth of those that a part has left, so that there are few turns and no long
-    /// last one.
-    fn take(&self, own: usize) -> Option<Range<usize>> {
+    /// Takes some of `tasks` as thread `own`: `run(left)` of those that a part has left. Later calls may name later tasks.
+    pub(crate) fn take(
+        &self,
+        tasks: &Range<usize>,
+        own: usize,
+        run: impl Fn(usize) -> usize,
+    ) -> Option<Range<usize>> {
         let parts = self.next.len();
         (own..own + parts).find_map(|part| {
             let part = part % parts;
-            let (end, next) = ((part + 1) * self.tasks / parts, &self.next[part].0);
-            // Looks first: a counter of a finished part stays in all caches.
-            let left = end.saturating_sub(next.load(Ordering::Relaxed));
-            let run = left.div_ceil(8);
-            let start = if left > 0 { next.fetch_add(run, Ordering::Relaxed) } else { end };
-            (start < end).then(|| start..end.min(start + run))
+            let [first, end] =
+                [part, part + 1].map(|part| tasks.start + part * tasks.len() / parts);
+            // A counter that stands before the part still counts earlier tasks.
+            let taken = |next: usize| {
+                let start = next.max(first);
+                (start < end).then(|| start..start + run(end - start))
+            };
+            let next = |next| taken(next).map(|taken| taken.end);
+            let before = self.next[part].0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next);
+            before.ok().and_then(taken)
         })
     }
 }

@@ -65,9 +65,9 @@ fn even(total: usize, most: usize, grain: usize) -> usize {
     total.div_ceil(total.div_ceil(most)).next_multiple_of(grain)
 }
 
-/// Vectors of columns of a panel, for which the microtiles of `mr` rows take the least time: a last panel with few sums
-/// takes as long as one with [`BUSY_SUMS`], and each panel a little more.
-fn panel_vectors(columns: usize, most: usize, mr: usize) -> usize {
+/// The width of panels, in vectors of columns, with which `mr` rows take the least time. A panel takes as long as its sums,
+/// at least [`BUSY_SUMS`], and one unit more.
+pub(super) fn panel_vectors(columns: usize, most: usize, mr: usize) -> usize {
     let time = |vectors: usize| 1 + (mr * vectors).max(BUSY_SUMS);
     let total = |&width: &usize| {
         let last = columns % width;
@@ -101,7 +101,7 @@ impl CacheBlocking {
         let GemmShape { rows: m, columns: n, k, threads, bytes, lanes, mr, vectors: most_vectors } =
             size;
         let kc = even(k, KC_BYTES / bytes, GRAIN);
-        let nr = panel_vectors(n.div_ceil(lanes), most_vectors, mr) * lanes;
+        let nr = panel_vectors(n.div_ceil(lanes), most_vectors, mr.min(m)) * lanes;
         let own = own_side(packed, [m, n], [MC, NC_PANELS * nr], threads);
         let deepest = (CACHE_BLOCK_DEPTH_BYTES / bytes / kc).max(1) * kc;
         let depth = if packed == [false; 2] { k } else { deepest.min(k.next_multiple_of(kc)) };
@@ -158,9 +158,10 @@ mod tests {
     #[test]
     fn panels_leave_no_last_one_of_few_sums() {
         let columns = [1, 2, 3, 4, 5, 8, 10, 16, 48, 64];
-        // AVX2 with 4 rows, AVX-512 with 8.
+        // AVX2 with 4 rows, AVX-512 with 8, and fewer rows.
         let panels = |mr: usize| columns.map(|columns| panel_vectors(columns, 3, mr));
         assert_eq!(panels(4), [1, 2, 3, 2, 3, 3, 2, 2, 3, 3]);
         assert_eq!(panels(8), [1, 2, 3, 2, 3, 3, 3, 3, 3, 3]);
+        assert_eq!([panels(1), panels(2)], [[1, 2, 3, 2, 3, 3, 3, 3, 3, 3]; 2]);
     }
 }

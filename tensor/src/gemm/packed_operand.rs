@@ -16,8 +16,8 @@ const NEAR_BYTES: usize = 64 << 10;
 /// stride up to which they do.
 const CLOSE_BYTES: usize = 2 << 20;
 const CLOSE_STRIDE: usize = 2048;
-/// Sums of a microtile from which on L2 delivers such an operand in time, for its steps share few sets of L1. The 24 of
-/// AVX-512 take four lines in 12 to 24 cycles, the 12 of AVX2 three or four in 6.
+/// Sums of a microtile that takes long enough for L2 to deliver operands in place, which L1 seldom keeps: their steps share
+/// few of its sets. The 24 of AVX-512 use four lines in 12 to 24 cycles, the 12 of AVX2 three or four in 6.
 const SLOW_TILE: usize = 24;
 
 /// The place from which the microkernel reads an operand.
@@ -41,7 +41,7 @@ impl Access {
     /// lie together. They are also used in place where a step's rows lie together and all is near.
     pub(super) fn for_rows<T: Compute>(operand: &Operand, size: &GemmShape) -> Access {
         let steps = operand.step_stride == operand.per_step as isize;
-        let near = near(operand, size);
+        let near = near(operand, size, size.columns);
         let in_place = operand.has_steps_of::<T>() && (steps || near);
         if in_place { Access::Unpacked } else { Access::PackedShared }
     }
@@ -56,7 +56,7 @@ impl Access {
         let once = size.rows <= kernels.tiles.len();
         let whole = kernels.free_masks || operand.lanes.is_multiple_of(kernels.lanes);
         let vectors = operand.has_steps_of::<T>() && operand.lane_stride == 1 && whole;
-        if vectors && (once || near(operand, size)) {
+        if vectors && (once || near(operand, size, size.rows)) {
             Access::Unpacked
         } else if size.rows <= FEW && operand.has_steps_together::<T>() {
             Access::Streamed
@@ -68,12 +68,14 @@ impl Access {
     }
 }
 
-/// Whether the lanes of a step lie together and the steps near enough for caches and TLB.
-fn near(operand: &Operand, size: &GemmShape) -> bool {
+/// Whether the lanes of a step lie together, and the steps near enough for caches and TLB. If the microtile is not slow, that
+/// helps operands with few `uses`: lanes of the other one.
+fn near(operand: &Operand, size: &GemmShape, uses: usize) -> bool {
     let total = operand.lanes.saturating_mul(size.k).saturating_mul(size.bytes);
     let close = operand.step_stride.unsigned_abs() * size.bytes <= CLOSE_STRIDE;
     let small = total <= NEAR_BYTES || close && total <= CLOSE_BYTES;
-    operand.lane_stride == 1 && small && size.mr * size.vectors >= SLOW_TILE
+    let in_time = size.mr * size.vectors >= SLOW_TILE || uses <= FEW;
+    operand.lane_stride == 1 && small && in_time
 }
 
 /// A part of a cache block that one thread packs: `lanes` by `steps`, within kc steps.
@@ -278,6 +280,52 @@ impl<T: Compute> PackedOperand<T> {
                 let data = self.tile_panels(block, thread).wrapping_add(start * self.padded);
                 OperandView { data, panel: width * depth as isize, lane: 1, step: width }
             }
+        }
+    }
+}
+
+#[cfg(all(test, target_arch = "x86_64"))]
+mod tests {
+    use super::*;
+    use crate::DType;
+    use crate::gemm::isa::Isa;
+    use crate::gemm::kernel_table::KernelTable;
+
+    /// Both sides' access to an operand of 128 lanes by 768 steps, 512 bytes apart.
+    fn accesses(isa: Isa, others: usize) -> [Access; 2] {
+        let kernels = f32::kernels(isa);
+        let operand = Operand {
+            data: std::ptr::null(),
+            dtype: DType::F32,
+            lanes: 128,
+            lane_stride: 1,
+            step_stride: 128,
+            elements: 768,
+            per_step: 1,
+        };
+        let size = |rows, columns| GemmShape {
+            rows,
+            columns,
+            k: 768,
+            threads: 1,
+            bytes: size_of::<f32>(),
+            lanes: kernels.lanes,
+            mr: kernels.tiles.len(),
+            vectors: kernels.vectors(),
+        };
+        [
+            Access::for_rows::<f32>(&operand, &size(128, others)),
+            Access::for_columns(&operand, &size(others, 128), kernels),
+        ]
+    }
+
+    #[test]
+    fn operands_with_steps_apart_are_packed_for_fast_microtiles() {
+        assert_eq!(accesses(Isa::Avx2, 512), [Access::PackedShared; 2]);
+        assert_eq!(accesses(Isa::Avx512, 512), [Access::Unpacked; 2]);
+        // Elements of columns are used once or twice.
+        for rows in [4, 8] {
+            assert_eq!(accesses(Isa::Avx2, rows)[1], Access::Unpacked);
         }
     }
 }

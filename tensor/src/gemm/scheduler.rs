@@ -3,8 +3,8 @@
 //! The list alternates between packing a cache block's panels and computing its tiles. Threads draw
 //! numbers from one counter; before its first work of a new phase a thread waits until all work of
 //! the phases before is done. Only work that some thread is in the midst of is ever waited for, so
-//! nothing can hang, and one thread alone finishes everything if the others are busy elsewhere. If a piece panics, the
-//! other threads give up.
+//! nothing can hang, and one thread alone finishes everything if the others are busy elsewhere. After a panic the
+//! other threads do not begin another piece.
 //!
 //! A number drawn for packing entitles to one piece. Each thread begins with the pieces of its own part of the panels, which
 //! are the same in every product: lines of the cache that another core has read or written are three times as slow to write.
@@ -12,7 +12,7 @@
 
 use super::stream::FEW;
 use crate::ThreadTeam;
-use crate::thread_team::look_again;
+use crate::thread_team::{Parts, look_again};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 /// Operations below which another thread is not worth waking.
@@ -85,8 +85,8 @@ struct List<'a, W> {
     done: AtomicUsize,
     /// Whether a piece panicked, so that its phase never ends.
     abandoned: AtomicBool,
-    /// The next number in each thread's part; none for one thread.
-    parts: Vec<AtomicUsize>,
+    /// The parts of the threads, if they are several.
+    parts: Option<Parts>,
 }
 
 /// Does all work with up to `threads` threads of a team.
@@ -95,22 +95,28 @@ struct List<'a, W> {
 /// Pieces of one phase may be done at the same time.
 pub(super) unsafe fn run<W: Work>(team: &ThreadTeam, threads: usize, work: &W) {
     let [drawn, done] = [const { AtomicUsize::new(0) }; 2];
-    let parts = if threads > 1 { threads } else { 0 };
-    let parts = (0..parts).map(|_| AtomicUsize::new(0)).collect();
+    let parts = (threads > 1).then(|| Parts::new(threads));
     let list = List { work, drawn, done, abandoned: AtomicBool::new(false), parts };
-    team.share(threads, &|thread| {
-        let visit = Visit(&list.abandoned);
-        list.draw(thread);
-        std::mem::forget(visit);
-    });
+    team.share(threads, &|thread| list.draw(thread));
 }
 
-/// A thread's visit to a list, which is abandoned when this is dropped: by a panic.
-struct Visit<'a>(&'a AtomicBool);
+/// A thread's work on a list. It is undone and told to the others also if it ends by a panic.
+struct Visit<'a, W: Work> {
+    list: &'a List<'a, W>,
+    /// Whether [`Work::enter`] was called.
+    entered: bool,
+    /// Whether it ended as it should.
+    ended: bool,
+}
 
-impl Drop for Visit<'_> {
+impl<W: Work> Drop for Visit<'_, W> {
     fn drop(&mut self) {
-        self.0.store(true, Ordering::Release);
+        if self.entered {
+            self.list.work.leave();
+        }
+        if !self.ended {
+            self.list.abandoned.store(true, Ordering::Release);
+        }
     }
 }
 
@@ -118,7 +124,7 @@ impl<W: Work> List<'_, W> {
     /// Draws and does pieces until none is left.
     fn draw(&self, thread: usize) {
         let mut phase = self.phase(CacheBlock { index: [0; 3], fresh: [true; 2] }, true, 0);
-        let mut entered = false;
+        let mut visit = Visit { list: self, entered: false, ended: false };
         'pieces: loop {
             let number = self.drawn.fetch_add(1, Ordering::Relaxed);
             while number >= phase.start + phase.len {
@@ -130,12 +136,17 @@ impl<W: Work> List<'_, W> {
             if !self.reaches(phase) {
                 break;
             }
-            if !std::mem::replace(&mut entered, true) {
+            if !std::mem::replace(&mut visit.entered, true) {
                 self.work.enter();
             }
-            let by_part = phase.packing || self.work.keeps_neighbours();
-            let piece =
-                if by_part { self.own_piece(phase, number, thread) } else { number - phase.start };
+            let piece = match &self.parts {
+                Some(parts) if phase.packing || self.work.keeps_neighbours() => {
+                    let pieces = phase.start..phase.start + phase.len;
+                    let own = parts.take(&pieces, thread, |_| 1);
+                    own.expect("as many numbers are drawn as there are pieces").start
+                }
+                _ => number,
+            } - phase.start;
             // SAFETY: each number is drawn once and entitles to one piece, the phases before are done, and the threads of a
             // team have numbers of their own.
             unsafe {
@@ -146,37 +157,21 @@ impl<W: Work> List<'_, W> {
             }
             self.done.fetch_add(1, Ordering::Release);
         }
-        if entered {
-            self.work.leave();
-        }
+        visit.ended = true;
     }
 
-    /// Waits until the phases before are done; false if they never are.
+    /// Waits until the phases before are done; false if the list is abandoned.
     fn reaches(&self, phase: Phase) -> bool {
         let mut looks = 0_u32;
-        while self.done.load(Ordering::Acquire) < phase.start {
+        loop {
             if self.abandoned.load(Ordering::Acquire) {
                 return false;
             }
+            if self.done.load(Ordering::Acquire) >= phase.start {
+                return true;
+            }
             look_again(&mut looks);
         }
-        true
-    }
-
-    /// Takes the piece of a phase to which a drawn number entitles: one of this thread's part if any is left.
-    fn own_piece(&self, phase: Phase, number: usize, own: usize) -> usize {
-        let count = self.parts.len();
-        if count == 0 {
-            return number - phase.start;
-        }
-        let taken = (own..own + count).find_map(|part| {
-            let part = part % count;
-            let [first, end] = [part, part + 1].map(|part| phase.start + part * phase.len / count);
-            let next = |next: usize| (next.max(first) < end).then(|| next.max(first) + 1);
-            let before = self.parts[part].fetch_update(Ordering::Relaxed, Ordering::Relaxed, next);
-            before.ok().map(|before| before.max(first) - phase.start)
-        });
-        taken.expect("as many numbers are drawn as there are pieces")
     }
 
     fn phase(&self, block: CacheBlock, packing: bool, start: usize) -> Phase {
@@ -246,26 +241,51 @@ mod tests {
         }
     }
 
-    #[test]
-    fn a_panic_in_a_piece_ends_the_product() {
-        let team = ThreadTeam::new(3).unwrap();
-        for computing in [0, 1] {
-            for bad in 0..10 {
-                // A piece without a counter panics.
-                let mut done = [10, 10].map(|pieces| (0..5 * pieces).map(|_| 0.into()).collect());
-                let counters: &mut Vec<AtomicUsize> = &mut done[computing];
-                counters.truncate(5 * bad);
-                let counts = Counts { pieces: [10, 10], done };
-                // SAFETY: pieces only count.
-                let product = AssertUnwindSafe(|| unsafe { run(&team, 3, &counts) });
-                assert!(catch_unwind(product).is_err());
-            }
+    /// Two pieces in each of many blocks, of which one of two threads panics in its first.
+    struct Panics {
+        helper: bool,
+        begun: AtomicBool,
+        /// Threads that have entered and not left.
+        inside: AtomicUsize,
+    }
+
+    impl Work for Panics {
+        fn cache_blocks(&self) -> [usize; 3] {
+            [1, 1, 5]
         }
-        let counted = AtomicUsize::new(0);
-        team.for_each(100, &|_| {
-            counted.fetch_add(1, Ordering::Relaxed);
-        });
-        assert_eq!(counted.into_inner(), 100);
+        fn packing_pieces(&self, _: CacheBlock) -> usize {
+            0
+        }
+        fn computing_pieces(&self, _: CacheBlock) -> usize {
+            2
+        }
+        unsafe fn pack(&self, _: CacheBlock, _: usize) {}
+        unsafe fn compute(&self, _: CacheBlock, _: usize, thread: usize) {
+            // The caller's first piece takes until the helper has begun the other one.
+            self.begun.fetch_or(thread != 0, Ordering::Relaxed);
+            while !self.begun.load(Ordering::Relaxed) {
+                std::thread::yield_now();
+            }
+            assert_ne!(thread != 0, self.helper, "on purpose");
+        }
+        fn enter(&self) {
+            self.inside.fetch_add(1, Ordering::Relaxed);
+        }
+        fn leave(&self) {
+            self.inside.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    #[test]
+    fn a_panic_on_one_thread_ends_the_work_of_all() {
+        let team = ThreadTeam::new(2).unwrap();
+        for helper in [false, true].repeat(20) {
+            let work = Panics { helper, begun: false.into(), inside: 0.into() };
+            // SAFETY: pieces touch nothing.
+            let product = AssertUnwindSafe(|| unsafe { run(&team, 2, &work) });
+            assert!(catch_unwind(product).is_err(), "the helper's: {helper}");
+            assert_eq!(work.inside.into_inner(), 0, "the helper's: {helper}");
+        }
     }
 
     #[test]

@@ -9,6 +9,7 @@ mod operands;
 mod tests;
 
 use super::Accum;
+use super::blocking::panel_vectors;
 use super::isa::Isa;
 use super::kernel::{GemmKernels, MicroTile};
 use super::kernel_table::{KernelTable, pair_kernels};
@@ -116,13 +117,12 @@ impl<T: Element> SmallGemm<T> {
         }
         let lanes = self.kernels.lanes;
         let registers = columns.div_ceil(lanes);
-        // Panels of equal width: 4 registers are 2 + 2, not 3 + 1.
         let most = self.kernels.vectors();
-        let panel = match registers <= most {
-            true => registers, // without the time of two divisions
-            false => registers.div_ceil(registers.div_ceil(most)),
-        };
         let tallest = self.kernels.tiles.len();
+        let panel = match registers <= most {
+            true => registers, // without the time of divisions
+            false => panel_vectors(registers, most, tallest.min(rows)),
+        };
         for first in (0..registers).step_by(panel) {
             let vectors = panel.min(registers - first);
             for row in (0..rows).step_by(tallest) {

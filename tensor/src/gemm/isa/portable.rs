@@ -125,3 +125,16 @@ pub(in crate::gemm) static PAIRS: crate::gemm::kernel::GemmKernels<f32> = {
         ..F32
     }
 };
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn halves_are_joined_as_they_are_stored() {
+        // SAFETY: every processor has plain Rust.
+        let [low, high] =
+            unsafe { Lanes([1.0_f32, 2.0, 3.0, 4.0]).join_halves(Lanes([5.0, 6.0, 7.0, 8.0])) };
+        assert_eq!([low.0, high.0], [[1.0, 2.0, 5.0, 6.0], [3.0, 4.0, 7.0, 8.0]]);
+    }
+}
