@@ -155,6 +155,7 @@ mod tests {
         assert_eq!(own(64, [1024, 768, 768], right), None);
         assert_eq!(own(64, [4096, 768, 768], right), Some(1));
     }
+
     #[test]
     fn panels_leave_no_last_one_of_few_sums() {
         let columns = [1, 2, 3, 4, 5, 8, 10, 16, 48, 64];

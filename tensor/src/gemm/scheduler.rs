@@ -207,6 +207,7 @@ impl<W: Work> List<'_, W> {
 mod tests {
     use super::*;
     use std::panic::{AssertUnwindSafe, catch_unwind};
+    use std::sync::Barrier;
 
     /// Counts how often each piece of each cache block is done.
     struct Counts {
@@ -241,10 +242,10 @@ mod tests {
         }
     }
 
-    /// Two pieces in each of many blocks, of which one of two threads panics in its first.
+    /// Two pieces in each of five blocks. Two threads do one of the first block's each, and one of them panics.
     struct Panics {
         helper: bool,
-        begun: AtomicBool,
+        first: Barrier,
         /// Threads that have entered and not left.
         inside: AtomicUsize,
     }
@@ -260,11 +261,9 @@ mod tests {
             2
         }
         unsafe fn pack(&self, _: CacheBlock, _: usize) {}
-        unsafe fn compute(&self, _: CacheBlock, _: usize, thread: usize) {
-            // The caller's first piece takes until the helper has begun the other one.
-            self.begun.fetch_or(thread != 0, Ordering::Relaxed);
-            while !self.begun.load(Ordering::Relaxed) {
-                std::thread::yield_now();
+        unsafe fn compute(&self, block: CacheBlock, _: usize, thread: usize) {
+            if block.index == [0; 3] {
+                self.first.wait();
             }
             assert_ne!(thread != 0, self.helper, "on purpose");
         }
@@ -280,7 +279,7 @@ mod tests {
     fn a_panic_on_one_thread_ends_the_work_of_all() {
         let team = ThreadTeam::new(2).unwrap();
         for helper in [false, true].repeat(20) {
-            let work = Panics { helper, begun: false.into(), inside: 0.into() };
+            let work = Panics { helper, first: Barrier::new(2), inside: 0.into() };
             // SAFETY: pieces touch nothing.
             let product = AssertUnwindSafe(|| unsafe { run(&team, 2, &work) });
             assert!(catch_unwind(product).is_err(), "the helper's: {helper}");
