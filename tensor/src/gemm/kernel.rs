@@ -1,6 +1,6 @@
 //! The microkernel: a small tile of the product, held in registers while k runs.
 
-use super::isa::vector::{FULL_TILE, Steps, Vector};
+use super::isa::vector::{FULL_VECTORS, FullTile, Steps, Vector};
 use crate::{DType, Element, Real, bf16, f16};
 
 /// One call of the microkernel. Row i, step p of the left operand is at `a + i * a_row + p * a_step`;
@@ -40,9 +40,9 @@ pub(super) struct StoredColumns {
 }
 
 /// The microkernel's operation on one step of both operands.
-pub(super) trait Multiply<V> {
-    /// Whether it is [`Vector::mul_add`].
-    const PLAIN: bool = false;
+pub(super) trait Multiply<V: Vector> {
+    /// Code for microtiles that take all registers, where the compiler's is slower.
+    const FULL: Option<FullTile<V>> = None;
     /// sum + factor * column, lane by lane.
     unsafe fn multiply_add(factor: V, column: V, sum: V) -> V;
 }
@@ -51,7 +51,7 @@ pub(super) trait Multiply<V> {
 pub(super) struct Single;
 
 impl<V: Vector> Multiply<V> for Single {
-    const PLAIN: bool = true;
+    const FULL: Option<FullTile<V>> = V::FULL;
 
     #[inline(always)]
     unsafe fn multiply_add(factor: V, column: V, sum: V) -> V {
@@ -89,32 +89,63 @@ pub(super) unsafe fn tile<
         }
         let mask = V::first(tile.last_lanes);
         let mut sums = [[V::splat(V::Scalar::ZERO); N]; R];
-        match V::FULL {
-            Some(full) if [R, N] == FULL_TILE && M::PLAIN && depth > 0 => {
+        let whole = !V::FREE_MASKS || tile.last_lanes == V::LANES;
+        let steps = Steps { depth, a, a_row, a_step, b, b_step };
+        match M::FULL {
+            Some(full)
+                if [R, N] == [full.rows, FULL_VECTORS]
+                    && whole
+                    && depth > 0
+                    && steps.are_dense() =>
+            {
                 // The same type, by the condition.
-                let sums = (&raw mut sums).cast::<[[V; FULL_TILE[1]]; FULL_TILE[0]]>();
-                full(&Steps { depth, a, a_row, a_step, b, b_step }, &mut *sums);
+                let rows = std::slice::from_raw_parts_mut((&raw mut sums).cast(), R);
+                (full.run)(&steps, rows);
+            }
+            _ if !whole => {
+                for _ in 0..depth {
+                    let last = b.add((N - 1) * V::LANES);
+                    let columns = std::array::from_fn(|v| match v + 1 == N {
+                        true => V::load_first(last, mask),
+                        false => V::load(b.add(v * V::LANES)),
+                    });
+                    add_step::<V, M, R, N>(a, a_row, columns, &mut sums);
+                    a = a.wrapping_offset(a_step);
+                    b = b.wrapping_offset(b_step);
+                }
             }
             _ => {
                 for _ in 0..depth {
-                    let mut columns = [V::splat(V::Scalar::ZERO); N];
-                    for (v, column) in columns.iter_mut().enumerate() {
-                        let from = b.add(v * V::LANES);
-                        let partial = V::FREE_MASKS && v + 1 == N;
-                        *column = if partial { V::load_first(from, mask) } else { V::load(from) };
-                    }
-                    for (i, row) in sums.iter_mut().enumerate() {
-                        let factor = V::splat(a.offset(i as isize * a_row).read_unaligned());
-                        for (sum, column) in row.iter_mut().zip(columns) {
-                            *sum = M::multiply_add(factor, column, *sum);
-                        }
-                    }
+                    let columns = std::array::from_fn(|v| V::load(b.add(v * V::LANES)));
+                    add_step::<V, M, R, N>(a, a_row, columns, &mut sums);
                     a = a.wrapping_offset(a_step);
                     b = b.wrapping_offset(b_step);
                 }
             }
         }
         V::Scalar::put(tile, sums.into_iter());
+    }
+}
+
+/// Adds the products of one step.
+///
+/// # Safety
+/// The conditions of [`tile`].
+#[inline(always)]
+unsafe fn add_step<V: Vector, M: Multiply<V>, const R: usize, const N: usize>(
+    a: *const V::Scalar,
+    a_row: isize,
+    columns: [V; N],
+    sums: &mut [[V; N]; R],
+) {
+    for (i, row) in sums.iter_mut().enumerate() {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let factor = V::splat(a.offset(i as isize * a_row).read_unaligned());
+            for (sum, column) in row.iter_mut().zip(columns) {
+                *sum = M::multiply_add(factor, column, *sum);
+            }
+        }
     }
 }
 

@@ -17,7 +17,7 @@ impl Vector for F32x8 {
     type Square = [Self; 8];
     const LANES: usize = 8;
     const FREE_MASKS: bool = false;
-    const FULL: Option<FullTile<Self>> = Some(full_tile_f32);
+    const FULL: Option<FullTile<Self>> = Some(FullTile { rows: 4, run: full_tile_f32 });
 
     #[inline(always)]
     unsafe fn splat(value: f32) -> Self {
@@ -158,7 +158,7 @@ impl Vector for F64x4 {
     type Square = [Self; 4];
     const LANES: usize = 4;
     const FREE_MASKS: bool = false;
-    const FULL: Option<FullTile<Self>> = Some(full_tile_f64);
+    const FULL: Option<FullTile<Self>> = Some(FullTile { rows: 4, run: full_tile_f64 });
 
     #[inline(always)]
     unsafe fn splat(value: f64) -> Self {
@@ -239,10 +239,10 @@ macro_rules! full_tile {
     ($name:ident, $vector:ident, $scalar:ty, $broadcast:literal, $multiply_add:literal) => {
         #[target_feature(enable = "avx2", enable = "fma")]
         #[inline]
-        unsafe fn $name(steps: &Steps<$scalar>, sums: &mut [[$vector; 3]; 4]) {
+        unsafe fn $name(steps: &Steps<$scalar>, sums: &mut [[$vector; 3]]) {
             let Steps { depth, a, a_row, a_step, b, b_step } = *steps;
             let bytes = size_of::<$scalar>() as isize;
-            let [row0, row1, row2, row3] = sums;
+            let [row0, row1, row2, row3] = sums else { unreachable!() };
             let ([s0, s1, s2], [s3, s4, s5]) = (row0, row1);
             let ([s6, s7, s8], [s9, s10, s11]) = (row2, row3);
             // SAFETY: reads the operands, as the caller vouches, and changes what is named.
@@ -305,43 +305,3 @@ full_tile!(full_tile_f32, F32x8, f32, "vbroadcastss", "vfmadd231ps");
 full_tile!(full_tile_f64, F64x4, f64, "vbroadcastsd", "vfmadd231pd");
 
 crate::gemm::compile::isa!(F32x8, F64x4, [1, 2, 3, 4], with_avx2);
-
-#[cfg(all(test, target_os = "linux"))]
-mod tests {
-    use crate::gemm::isa::Isa;
-    use crate::gemm::{Accum, MatMut, MatRef, gemm_at};
-    use crate::numeric::instructions::instructions;
-    use crate::{Element, Real, ThreadTeam};
-
-    /// Instructions of a step of a microtile of 4 rows.
-    fn per_step<T: Element<Acc = T> + Real>(columns: usize) -> f64 {
-        let count = |k: usize| {
-            let (a, b) = (vec![T::ONE; 4 * k], vec![T::ONE; k * columns]);
-            let mut c = vec![T::ZERO; 4 * columns];
-            let mut run = || {
-                let (a, b) = (MatRef::row_major(a.as_ptr(), 4, k), (b.as_ptr(), k, columns));
-                let b = MatRef::row_major(b.0, b.1, b.2);
-                let c = MatMut::row_major(c.as_mut_ptr(), 4, columns);
-                // SAFETY: the vectors hold the matrices, and the instruction set is there.
-                unsafe {
-                    gemm_at(Isa::Avx2, ThreadTeam::alone(), c, Accum::Replace, T::ONE, a, b, None)
-                }
-                .unwrap();
-            };
-            run();
-            instructions(run) as f64
-        };
-        (count(240) - count(120)) / 120.0
-    }
-
-    #[test]
-    fn sums_of_a_full_microtile_stay_in_registers() {
-        if !Isa::available().any(|isa| isa == Isa::Avx2) {
-            return println!("not on this processor: it lacks AVX2");
-        }
-        // 12 multiply-adds, 3 vectors of columns, 4 factors, and 4 for the loop.
-        for (dtype, found) in [("f32", per_step::<f32>(24)), ("f64", per_step::<f64>(12))] {
-            assert!(found <= 23.5, "{dtype}: {found} instructions a step");
-        }
-    }
-}

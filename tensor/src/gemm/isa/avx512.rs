@@ -1,6 +1,8 @@
 //! AVX-512: 8 rows by 48 (f32) or 24 (f64) columns in 24 of the 32 registers.
 
-use crate::gemm::isa::vector::Vector;
+mod full_tile;
+
+use crate::gemm::isa::vector::{FullTile, Vector};
 use crate::{DType, Element};
 use std::arch::x86_64::*;
 
@@ -16,6 +18,7 @@ impl Vector for F32x16 {
     type Square = [Self; 16];
     const LANES: usize = 16;
     const FREE_MASKS: bool = true;
+    const FULL: Option<FullTile<Self>> = Some(FullTile { rows: 8, run: full_tile::f32 });
 
     #[inline(always)]
     unsafe fn splat(value: f32) -> Self {
@@ -189,6 +192,7 @@ impl Vector for F64x8 {
     type Square = [Self; 8];
     const LANES: usize = 8;
     const FREE_MASKS: bool = true;
+    const FULL: Option<FullTile<Self>> = Some(FullTile { rows: 8, run: full_tile::f64 });
 
     #[inline(always)]
     unsafe fn splat(value: f64) -> Self {
