@@ -11,6 +11,7 @@ use super::rows::{can_reuse, for_rows};
 use crate::core::tensor::check_pair;
 use crate::cuda;
 use crate::kernel_span::kernel_span;
+use crate::numeric::real::fold_lanes;
 use crate::numeric::simd::vectorized;
 use crate::{Element, Error, Real, Result, Tensor, dispatch_float};
 
@@ -69,7 +70,7 @@ vectorized! {
             for (lane, x) in lanes.iter_mut().zip(rest) {
                 *lane = lane.max(x.acc());
             }
-            let max = lanes.into_iter().fold(T::Acc::NEG_INFINITY, Real::max);
+            let max = fold_lanes(lanes, Real::max);
             if max > all.max {
                 all.sum_exp *= (all.max - max).f64().exp();
                 all.max = max;
@@ -92,9 +93,9 @@ vectorized! {
                     *sum += x.acc();
                 }
             }
-            all.sum_exp += exps.into_iter().map(Real::f64).sum::<f64>();
+            all.sum_exp += fold_lanes(exps.map(Real::f64), |a, b| a + b);
             if S::SUMS {
-                all.sum += sums.into_iter().map(Real::f64).sum::<f64>();
+                all.sum += fold_lanes(sums.map(Real::f64), |a, b| a + b);
             }
         }
         all
