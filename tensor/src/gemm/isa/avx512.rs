@@ -2,14 +2,17 @@
 
 mod full_tile;
 
-use crate::gemm::isa::vector::{FullTile, Vector};
+use crate::gemm::isa::vector::{FULL_VECTORS, FullTile, Steps, Vector};
+use crate::numeric::simd::with_avx512;
 use crate::{DType, Element};
 use std::arch::x86_64::*;
 
 #[derive(Clone, Copy)]
+#[repr(transparent)]
 pub(in crate::gemm) struct F32x16(pub(in crate::gemm) __m512);
 
 #[derive(Clone, Copy)]
+#[repr(transparent)]
 struct F64x8(__m512d);
 
 impl Vector for F32x16 {
@@ -18,7 +21,7 @@ impl Vector for F32x16 {
     type Square = [Self; 16];
     const LANES: usize = 16;
     const FREE_MASKS: bool = true;
-    const FULL: Option<FullTile<Self>> = Some(FullTile { rows: 8, run: full_tile::f32 });
+    const FULL: Option<FullTile<Self>> = Some(FullTile { rows: 8, run: full_tile_f32 });
 
     #[inline(always)]
     unsafe fn splat(value: f32) -> Self {
@@ -192,7 +195,7 @@ impl Vector for F64x8 {
     type Square = [Self; 8];
     const LANES: usize = 8;
     const FREE_MASKS: bool = true;
-    const FULL: Option<FullTile<Self>> = Some(FullTile { rows: 8, run: full_tile::f64 });
+    const FULL: Option<FullTile<Self>> = Some(FullTile { rows: 8, run: full_tile_f64 });
 
     #[inline(always)]
     unsafe fn splat(value: f64) -> Self {
@@ -267,5 +270,23 @@ impl Vector for F64x8 {
         }
     }
 }
+
+/// The [`FullTile`] of a type, which is its register.
+macro_rules! full_tile {
+    ($name:ident, $vector:ty, $scalar:ident) => {
+        with_avx512! { enabled!
+            #[inline]
+            unsafe fn $name(steps: &Steps<$scalar>, sums: &mut [[$vector; FULL_VECTORS]]) {
+                // SAFETY: the caller's promise; the type has the layout of the register.
+                unsafe {
+                    let sums = std::slice::from_raw_parts_mut(sums.as_mut_ptr().cast(), sums.len());
+                    full_tile::$scalar(steps, sums);
+                }
+            }
+        }
+    };
+}
+full_tile!(full_tile_f32, F32x16, f32);
+full_tile!(full_tile_f64, F64x8, f64);
 
 crate::gemm::compile::isa!(F32x16, F64x8, [1, 2, 3, 4, 5, 6, 7, 8], with_avx512);

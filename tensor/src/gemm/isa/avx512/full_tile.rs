@@ -4,11 +4,10 @@
 //! loads the last vector by a mask; on Intel's processors both take turns of the units that multiply. With fewer
 //! instructions the processor also looks further ahead, for lines that L1 lacks.
 
-use super::{F32x16, F64x8};
 use crate::gemm::isa::vector::Steps;
 use crate::numeric::simd::with_avx512;
 use std::arch::asm;
-use std::arch::x86_64::__m512;
+use std::arch::x86_64::{__m512, __m512d};
 
 /// The products of a factor of the left operand with the three vectors of columns.
 macro_rules! row {
@@ -118,14 +117,14 @@ macro_rules! run {
             "sub {depth}, 4",
             "jae 4b",
             "5:",
-            s0 = inout(zmm_reg) s0.0, s1 = inout(zmm_reg) s1.0, s2 = inout(zmm_reg) s2.0,
-            s3 = inout(zmm_reg) s3.0, s4 = inout(zmm_reg) s4.0, s5 = inout(zmm_reg) s5.0,
-            s6 = inout(zmm_reg) s6.0, s7 = inout(zmm_reg) s7.0, s8 = inout(zmm_reg) s8.0,
-            s9 = inout(zmm_reg) s9.0, s10 = inout(zmm_reg) s10.0, s11 = inout(zmm_reg) s11.0,
-            s12 = inout(zmm_reg) s12.0, s13 = inout(zmm_reg) s13.0, s14 = inout(zmm_reg) s14.0,
-            s15 = inout(zmm_reg) s15.0, s16 = inout(zmm_reg) s16.0, s17 = inout(zmm_reg) s17.0,
-            s18 = inout(zmm_reg) s18.0, s19 = inout(zmm_reg) s19.0, s20 = inout(zmm_reg) s20.0,
-            s21 = inout(zmm_reg) s21.0, s22 = inout(zmm_reg) s22.0, s23 = inout(zmm_reg) s23.0,
+            s0 = inout(zmm_reg) *s0, s1 = inout(zmm_reg) *s1, s2 = inout(zmm_reg) *s2,
+            s3 = inout(zmm_reg) *s3, s4 = inout(zmm_reg) *s4, s5 = inout(zmm_reg) *s5,
+            s6 = inout(zmm_reg) *s6, s7 = inout(zmm_reg) *s7, s8 = inout(zmm_reg) *s8,
+            s9 = inout(zmm_reg) *s9, s10 = inout(zmm_reg) *s10, s11 = inout(zmm_reg) *s11,
+            s12 = inout(zmm_reg) *s12, s13 = inout(zmm_reg) *s13, s14 = inout(zmm_reg) *s14,
+            s15 = inout(zmm_reg) *s15, s16 = inout(zmm_reg) *s16, s17 = inout(zmm_reg) *s17,
+            s18 = inout(zmm_reg) *s18, s19 = inout(zmm_reg) *s19, s20 = inout(zmm_reg) *s20,
+            s21 = inout(zmm_reg) *s21, s22 = inout(zmm_reg) *s22, s23 = inout(zmm_reg) *s23,
             c0 = out(zmm_reg) _c0,
             c1 = out(zmm_reg) _c1,
             c2 = out(zmm_reg) _c2,
@@ -141,11 +140,11 @@ macro_rules! run {
 }
 
 macro_rules! full_tile {
-    ($name:ident, $vector:ident, $scalar:ty, $bytes:literal, $code:tt) => {
+    ($name:ident, $register:ty, $scalar:ty, $bytes:literal, $code:tt) => {
         with_avx512! { enabled!
             /// Adds the products of all steps. Either the rows of a step or the steps of a row lie together.
             #[inline]
-            pub(super) unsafe fn $name(steps: &Steps<$scalar>, sums: &mut [[$vector; 3]]) {
+            pub(super) unsafe fn $name(steps: &Steps<$scalar>, sums: &mut [[$register; 3]]) {
                 let Steps { depth, a, a_row, a_step, b, b_step } = *steps;
                 let [row, a_step, b_step] = [a_row, a_step, b_step].map(|stride| $bytes * stride);
                 // SAFETY: reads the operands, as the caller vouches, and changes what is named.
@@ -192,5 +191,5 @@ macro_rules! full_tile {
         }
     };
 }
-full_tile!(f32, F32x16, f32, 4, ["vbroadcastss" "vfmadd231ps"]);
-full_tile!(f64, F64x8, f64, 8, ["vbroadcastsd" "vfmadd231pd"]);
+full_tile!(f32, __m512, f32, 4, ["vbroadcastss" "vfmadd231ps"]);
+full_tile!(f64, __m512d, f64, 8, ["vbroadcastsd" "vfmadd231pd"]);
