@@ -221,9 +221,11 @@ impl LossReduction {
             return Ok(());
         }
         let returned = |&term: &usize| f64::from(u8::from(losses.returned[term]));
-        let own: Vec<f64> = new.iter().map(returned).collect();
-        let own = Tensor::from_slice(&Device::cpu(1)?, &own, &[new.len()])?;
-        let all = world.all_reduce(own, Reduction::Max)?.wait()?.to_vec::<f64>()?;
+        let mut all: Vec<f64> = new.iter().map(returned).collect();
+        if world.size() > 1 {
+            let own = Tensor::from_slice(&Device::cpu(1)?, &all, &[new.len()])?;
+            all = world.all_reduce(own, Reduction::Max)?.wait()?.to_vec::<f64>()?;
+        }
         for (&term, &returned) in new.iter().zip(&all) {
             if returned == 0.0 {
                 let name = self.names[term];

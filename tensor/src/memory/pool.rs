@@ -62,7 +62,8 @@ pub struct MemoryStats {
     pub current: usize,
     /// Peak of `current` since the last reset.
     pub peak: usize,
-    /// Allocated from the system: at most 3 % or one MiB more than the peak in use, plus the memory of graphs.
+    /// Allocated from the system: at most 3 % more than the peak in use (5 % or one MiB below 128 MiB), plus the memory of
+    /// graphs.
     pub reserved: usize,
     /// Kept by the threads of this process for packed operands of matrix products on CPUs, in addition to `reserved`.
     pub packed: usize,

@@ -302,6 +302,13 @@ mod tests {
         long[2500] = 2.0;
         let y = softmax(&tensor(&device, DType::F32, &[3000], &long), 0).unwrap().to_f64().unwrap();
         assert_eq!((y[2500], y[0], y.iter().sum::<f64>()), (1.0, 0.0, 1.0));
+        // NaN in every lane of a block.
+        for at in 0..70 {
+            let mut row = vec![1.0; 70];
+            row[at] = nan;
+            let y = softmax(&tensor(&device, DType::F32, &[70], &row), 0).unwrap();
+            assert!(y.to_f64().unwrap().iter().all(|y| y.is_nan()), "NaN at {at}");
+        }
     }
 
     #[test]

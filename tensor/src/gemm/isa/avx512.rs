@@ -271,7 +271,7 @@ impl Vector for F64x8 {
     }
 }
 
-/// The [`FullTile`] of a type, which is its register.
+/// Defines the loop of a [`FullTile`] for a type that wraps its register.
 macro_rules! full_tile {
     ($name:ident, $vector:ty, $scalar:ident) => {
         with_avx512! { enabled!

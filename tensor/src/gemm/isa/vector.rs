@@ -28,7 +28,8 @@ pub(in crate::gemm) const FULL_VECTORS: usize = 3;
 pub(in crate::gemm) struct FullTile<V: Vector> {
     /// Rows of the microtile.
     pub rows: usize,
-    /// Adds the products of all steps to the sums, of which there are as many rows. The steps are [`Steps::are_dense`].
+    /// Adds the products of all steps to the sums, of which there are as many rows. The steps must be dense
+    /// ([`Steps::are_dense`]).
     pub run: unsafe fn(&Steps<V::Scalar>, &mut [[V; FULL_VECTORS]]),
 }
 
@@ -45,7 +46,7 @@ pub(in crate::gemm) trait Vector: Copy {
     type Square: AsMut<[Self]>;
     /// Lanes of a register; at most 16.
     const LANES: usize;
-    /// Masked loads and stores cost the same as plain ones.
+    /// Masked loads and stores need no other instructions than plain ones.
     const FREE_MASKS: bool;
     /// Code for microtiles that take all registers, where the compiler's is slower.
     const FULL: Option<FullTile<Self>> = None;
@@ -175,15 +176,26 @@ mod tests {
     use crate::numeric::instructions::instructions;
     use crate::{Element, Real, ThreadTeam};
 
-    /// Instructions of a step of a microtile, with the left operand's steps or its rows together.
-    fn per_step<T: Element<Acc = T> + Real>(isa: Isa, [m, n]: [usize; 2], rows: bool) -> f64 {
+    /// The elements of the left operand that lie together.
+    #[derive(Clone, Copy)]
+    enum Together {
+        Steps,
+        Rows,
+    }
+
+    /// Instructions of a step of a microtile.
+    fn per_step<T: Element<Acc = T> + Real>(
+        isa: Isa,
+        [m, n]: [usize; 2],
+        together: Together,
+    ) -> f64 {
         let count = |k: usize| {
             let (a, b) = (vec![T::ONE; m * k], vec![T::ONE; k * n]);
             let mut c = vec![T::ZERO; m * n];
             let mut run = || {
-                let a = match rows {
-                    false => MatRef::row_major(a.as_ptr(), m, k),
-                    true => MatRef::row_major(a.as_ptr(), k, m).transposed(),
+                let a = match together {
+                    Together::Steps => MatRef::row_major(a.as_ptr(), m, k),
+                    Together::Rows => MatRef::row_major(a.as_ptr(), k, m).transposed(),
                 };
                 let b = MatRef::row_major(b.as_ptr(), k, n);
                 let c = MatMut::row_major(c.as_mut_ptr(), m, n);
@@ -202,23 +214,58 @@ mod tests {
         // Multiply-adds, 3 vectors of columns, a factor for each row, and the loop: of each step, or of four. AVX2 packs
         // operands whose rows lie together.
         let cases = [
-            (Isa::Avx2, [4, 24], false, 23.5),
-            (Isa::Avx512, [8, 48], false, 36.5),
-            (Isa::Avx512, [8, 48], true, 36.5),
+            (Isa::Avx2, [4, 24], Together::Steps, 23.5),
+            (Isa::Avx512, [8, 48], Together::Steps, 36.5),
+            (Isa::Avx512, [8, 48], Together::Rows, 36.5),
         ];
-        for (isa, [m, n], rows_together, most) in cases {
+        for (isa, [m, n], together, most) in cases {
             if !Isa::available().any(|available| available == isa) {
                 println!("not on this processor: it lacks {isa:?}");
                 continue;
             }
             let found = [
-                per_step::<f32>(isa, [m, n], rows_together),
-                per_step::<f64>(isa, [m, n / 2], rows_together),
+                per_step::<f32>(isa, [m, n], together),
+                per_step::<f64>(isa, [m, n / 2], together),
             ];
             assert!(
                 found.iter().all(|&found| found <= most),
                 "{isa:?}: {found:?} instructions a step in f32 and f64"
             );
+        }
+    }
+    /// Full microtiles beside rows one by one, which take the compiled loop.
+    #[test]
+    fn full_microtiles_have_the_bits_of_single_rows() {
+        let number = |i: usize| ((i * 7919) % 1013) as f32 / 1013.0 - 0.5;
+        for isa in Isa::available() {
+            for k in 1..=13 {
+                let (m, n) = (8, 48);
+                let a: Vec<f32> = (0..m * k).map(number).collect();
+                let turned: Vec<f32> = (0..m * k).map(|i| a[i % m * k + i / m]).collect();
+                let b: Vec<f32> = (0..k * n).map(|i| number(i + 31)).collect();
+                let product = |a: MatRef, rows: usize, c: &mut [f32]| {
+                    let b = MatRef::row_major(b.as_ptr(), k, n);
+                    let c = MatMut::row_major(c.as_mut_ptr(), rows, n);
+                    // SAFETY: the vectors hold the matrices, and the instruction set is there.
+                    unsafe {
+                        gemm_at(isa, ThreadTeam::alone(), c, Accum::Replace, 1.0, a, b, None)
+                    }
+                    .unwrap();
+                };
+                let mut want = vec![0.0; m * n];
+                for (row, c) in want.chunks_exact_mut(n).enumerate() {
+                    product(MatRef::row_major(a[row * k..].as_ptr(), 1, k), 1, c);
+                }
+                let together = [
+                    MatRef::row_major(a.as_ptr(), m, k),
+                    MatRef::row_major(turned.as_ptr(), k, m).transposed(),
+                ];
+                for a in together {
+                    let mut got = vec![0.0; m * n];
+                    product(a, m, &mut got);
+                    assert_eq!(got, want, "{isa:?}, k {k}");
+                }
+            }
         }
     }
 }

@@ -20,9 +20,10 @@ const LARGEST_BIN: usize = 1 << 20;
 /// Addresses per arena, unless a request needs more.
 const ARENA: usize = 64 << 30;
 
-/// Bound on reserved memory beyond the peak in use: 3 % or one MiB. Less would cause repeated returns and requests.
+/// Bound on reserved memory beyond the peak in use: 3 % of much, nearly 5 % of little, and at least one MiB. Less would cause
+/// repeated returns and requests, of few large blocks in a small pool.
 fn slack(most: usize) -> usize {
-    (most / 32).max(1 << 20)
+    (most / 32).max((most / 21).min(4 << 20)).max(1 << 20)
 }
 
 /// Expected time in use of a block.

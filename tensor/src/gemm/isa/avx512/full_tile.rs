@@ -1,8 +1,8 @@
 //! The loop over k of a microtile of 8 rows by 3 vectors, which takes four steps at a time.
 //!
-//! A step is 24 multiply-adds and 11 loads of their operands. The compiler finds each row by an addition of its own and
-//! loads the last vector by a mask; on Intel's processors both take turns of the units that multiply. With fewer
-//! instructions the processor also looks further ahead, for lines that L1 lacks.
+//! A step is 24 multiply-adds and 11 loads of their operands. The compiler finds each row by an addition of its own, which
+//! on Intel's processors may use an execution port of the multiply-adds. With fewer instructions the processor also
+//! looks further ahead for lines that L1 lacks.
 
 use crate::gemm::isa::vector::Steps;
 use crate::numeric::simd::with_avx512;
@@ -52,7 +52,7 @@ macro_rules! step {
     };
 }
 
-/// A step of rows that are `{row}` bytes apart. Its elements lie `$step` behind those of the first step.
+/// A step of rows that are `{row}` bytes apart. Its elements lie `$step` bytes after those of the first step.
 macro_rules! rows_apart {
     ($code:tt, $b:literal, $step:expr) => {
         step!(
@@ -88,8 +88,8 @@ macro_rules! rows_together {
     };
 }
 
-/// Single steps until the rest is a multiple of four, then four at a time. After each, `$next` and `$next4` go to the
-/// left operand's next one.
+/// Single steps until the rest is a multiple of four, then four at a time. After each, `$next` or `$next4` advances
+/// the left operand.
 macro_rules! run {
     ([$depth:expr, $b:expr, $b_step:expr], $sums:ident, $single:expr, $next:expr, $four:expr, $next4:expr, $($operand:tt)*) => {{
         let [row0, row1, row2, row3, row4, row5, row6, row7] = $sums else { unreachable!() };
@@ -142,7 +142,10 @@ macro_rules! run {
 macro_rules! full_tile {
     ($name:ident, $register:ty, $scalar:ty, $bytes:literal, $code:tt) => {
         with_avx512! { enabled!
-            /// Adds the products of all steps. Either the rows of a step or the steps of a row lie together.
+            /// Adds the products of all steps to 8 rows of sums.
+            ///
+            /// # Safety
+            /// The operands hold the steps, and these are dense ([`Steps::are_dense`]).
             #[inline]
             pub(super) unsafe fn $name(steps: &Steps<$scalar>, sums: &mut [[$register; 3]]) {
                 let Steps { depth, a, a_row, a_step, b, b_step } = *steps;
