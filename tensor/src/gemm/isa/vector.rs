@@ -243,7 +243,7 @@ mod tests {
                 let a: Vec<f32> = (0..m * k).map(number).collect();
                 let turned: Vec<f32> = (0..m * k).map(|i| a[i % m * k + i / m]).collect();
                 let b: Vec<f32> = (0..k * n).map(|i| number(i + 31)).collect();
-                let product = |a: MatRef, rows: usize, c: &mut [f32]| {
+                let product = |a: MatRef<f32>, rows: usize, c: &mut [f32]| {
                     let b = MatRef::row_major(b.as_ptr(), k, n);
                     let c = MatMut::row_major(c.as_mut_ptr(), rows, n);
                     // SAFETY: the vectors hold the matrices, and the instruction set is there.
