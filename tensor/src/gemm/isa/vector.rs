@@ -233,6 +233,7 @@ mod tests {
             );
         }
     }
+
     /// Full microtiles beside rows one by one, which take the compiled loop.
     #[test]
     fn full_microtiles_have_the_bits_of_single_rows() {

@@ -23,7 +23,7 @@ const ARENA: usize = 64 << 30;
 /// Bound on reserved memory beyond the peak in use: 3 % of much, nearly 5 % of little, and at least one MiB. Less would cause
 /// repeated returns and requests, of few large blocks in a small pool.
 fn slack(most: usize) -> usize {
-    (most / 32).max((most / 21).min(4 << 20)).max(1 << 20)
+    (most / 21).clamp(1 << 20, 4 << 20).max(most / 32)
 }
 
 /// Expected time in use of a block.

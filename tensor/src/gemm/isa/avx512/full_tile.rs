@@ -139,6 +139,7 @@ macro_rules! run {
     }};
 }
 
+/// Defines the loop for a type of numbers: its register and bytes, and the instructions that broadcast and multiply.
 macro_rules! full_tile {
     ($name:ident, $register:ty, $scalar:ty, $bytes:literal, $code:tt) => {
         with_avx512! { enabled!
