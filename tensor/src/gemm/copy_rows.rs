@@ -1,8 +1,9 @@
 //! Packing an operand in which the lanes of a step lie together: its rows are copied to the panels.
 
 use super::isa::vector::Vector;
-use super::pack_task::{PackTask, fetch, is_far};
+use super::pack_task::{PackTask, is_far};
 use crate::Element;
+use crate::numeric::prefetch::{self, LINE};
 
 /// Steps that are copied together: runs of them are written to each panel, and as many rows of memory are read at once.
 const COPIED_STEPS: usize = 8;
@@ -126,8 +127,8 @@ impl<S: Element> PanelPart<S, S::Acc> {
     #[inline(always)]
     fn fetch_next(&self, from: *const S, lanes: usize) {
         if let Some(next) = self.next {
-            for lane in (0..lanes).step_by(64 / size_of::<S>()) {
-                fetch(from.wrapping_offset(next).wrapping_add(lane));
+            for lane in (0..lanes).step_by(LINE / size_of::<S>()) {
+                prefetch::to_l2(from.wrapping_offset(next).wrapping_add(lane));
             }
         }
     }

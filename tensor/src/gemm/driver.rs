@@ -111,10 +111,6 @@ impl<T: Compute> Work for GemmTask<T> {
         self.plan.tiles(rows.lanes, columns.lanes)
     }
 
-    fn keeps_neighbours(&self) -> bool {
-        self.plan.own.is_some()
-    }
-
     unsafe fn pack(&self, block: CacheBlock, number: usize) {
         let [rows, columns] = self.ranges(block);
         let of_rows = self.row_chunks(block, rows);

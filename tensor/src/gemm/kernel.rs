@@ -1,6 +1,7 @@
 //! The microkernel: a small tile of the product, held in registers while k runs.
 
-use super::isa::vector::{FULL_VECTORS, FullTile, Steps, Vector};
+use super::isa::vector::{Steps, TileLoop, Vector};
+use crate::numeric::prefetch;
 use crate::{DType, Element, Real, bf16, f16};
 
 /// One call of the microkernel. Row i, step p of the left operand is at `a + i * a_row + p * a_step`;
@@ -41,8 +42,8 @@ pub(super) struct StoredColumns {
 
 /// The microkernel's operation on one step of both operands.
 pub(super) trait Multiply<V: Vector> {
-    /// Code for microtiles that take all registers, where the compiler's is slower.
-    const FULL: Option<FullTile<V>> = None;
+    /// The loops of microtiles for which the compiler's is slower.
+    const LOOPS: &'static [TileLoop<V>] = &[];
     /// sum + factor * column, lane by lane.
     unsafe fn multiply_add(factor: V, column: V, sum: V) -> V;
 }
@@ -51,7 +52,7 @@ pub(super) trait Multiply<V: Vector> {
 pub(super) struct Single;
 
 impl<V: Vector> Multiply<V> for Single {
-    const FULL: Option<FullTile<V>> = V::FULL;
+    const LOOPS: &'static [TileLoop<V>] = V::LOOPS;
 
     #[inline(always)]
     unsafe fn multiply_add(factor: V, column: V, sum: V) -> V {
@@ -82,25 +83,18 @@ pub(super) unsafe fn tile<
     // SAFETY: as promised by the caller; prefetching has no effect but on caches.
     unsafe {
         if tile.add {
-            prefetch::<R, N>(c.cast(), c_row, size_of::<V::Scalar>(), V::LANES);
+            fetch_rows::<R, N>(c.cast(), c_row, size_of::<V::Scalar>(), V::LANES);
         }
         if !tile.add || to.cast_const() != c.cast() {
-            prefetch::<R, N>(to, to_row, tile.dtype.size(), V::LANES);
+            fetch_rows::<R, N>(to, to_row, tile.dtype.size(), V::LANES);
         }
         let mask = V::first(tile.last_lanes);
         let mut sums = [[V::splat(V::Scalar::ZERO); N]; R];
         let whole = !V::FREE_MASKS || tile.last_lanes == V::LANES;
         let steps = Steps { depth, a, a_row, a_step, b, b_step };
-        match M::FULL {
-            Some(full)
-                if [R, N] == [full.rows, FULL_VECTORS]
-                    && whole
-                    && depth > 0
-                    && steps.are_dense() =>
-            {
-                // The same type, by the condition.
-                let rows = std::slice::from_raw_parts_mut((&raw mut sums).cast(), R);
-                (full.run)(&steps, rows);
+        match M::LOOPS.iter().find(|found| [R, N] == [found.rows, found.vectors]) {
+            Some(found) if whole && depth > 0 && steps.are_dense() => {
+                (found.run)(&steps, (&raw mut sums).cast());
             }
             _ if !whole => {
                 for _ in 0..depth {
@@ -195,25 +189,16 @@ unsafe fn widen_lanes<V: Vector, S: Element<Acc = V::Scalar>>(from: *const S, la
 
 /// Fetches `R` rows of `N` times `lanes` elements for writing, `row` elements of `size` bytes apart.
 #[inline(always)]
-fn prefetch<const R: usize, const N: usize>(
+fn fetch_rows<const R: usize, const N: usize>(
     from: *const u8,
     row: isize,
     size: usize,
     lanes: usize,
 ) {
-    #[cfg(target_arch = "x86_64")]
     for i in 0..R {
         let from = from.wrapping_offset(i as isize * (row * size as isize));
-        for v in 0..N {
-            // SAFETY: a prefetch of any address is allowed; SSE is part of x86-64.
-            unsafe {
-                use std::arch::x86_64::{_MM_HINT_ET0, _mm_prefetch};
-                _mm_prefetch::<_MM_HINT_ET0>(from.wrapping_add(v * (lanes * size)).cast());
-            }
-        }
+        (0..N).for_each(|v| prefetch::to_l1(from.wrapping_add(v * (lanes * size))));
     }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = (from, row, size, lanes);
 }
 
 /// Independent sums of [`multiply`], which hide the latency of a multiplication and fit the registers of AVX2.

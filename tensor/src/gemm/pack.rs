@@ -2,7 +2,8 @@
 
 use super::copy_rows::copy_rows;
 use super::isa::vector::Vector;
-use super::pack_task::{PackTask, fetch, is_far};
+use super::pack_task::{PackTask, is_far};
+use crate::numeric::prefetch;
 use crate::{Element, Real};
 
 /// Packs a part of an operand of type `S`.
@@ -54,7 +55,9 @@ unsafe fn transpose_rows<V: Vector, S: Element<Acc = V::Scalar>>(task: &PackTask
                 // The lanes that are transposed next; a block may be shorter than a line of the cache.
                 if far && from.addr() % 64 < V::LANES * size_of::<S>() {
                     for i in 0..V::LANES {
-                        fetch(from.wrapping_offset((V::LANES + i) as isize * lane_stride));
+                        prefetch::to_l2(
+                            from.wrapping_offset((V::LANES + i) as isize * lane_stride),
+                        );
                     }
                 }
                 for &mut column in V::transposed(from, lane_stride).as_mut() {

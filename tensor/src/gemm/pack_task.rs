@@ -1,4 +1,4 @@
-//! A part of an operand to pack, and fetching its memory ahead.
+//! A part of an operand to pack.
 
 /// Part of an operand and its destination: `depth` steps of k by `count` lanes, packed into panels of `width` lanes.
 /// Lanes are rows of the left or columns of the right operand. Within a panel step p is the contiguous row at p *
@@ -27,17 +27,4 @@ const NEAR: usize = 32 << 10;
 #[inline(always)]
 pub(super) fn is_far<S>(lines: usize, stride: isize) -> bool {
     lines * stride.unsigned_abs() * size_of::<S>() > NEAR
-}
-
-/// Fetches memory that is read soon to the L2 cache.
-#[inline(always)]
-pub(super) fn fetch<S>(from: *const S) {
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: a prefetch of any address is allowed; SSE is part of x86-64.
-    unsafe {
-        use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
-        _mm_prefetch::<_MM_HINT_T1>(from.cast());
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = from;
 }

@@ -6,9 +6,9 @@
 //! nothing can hang, and one thread alone finishes everything if the others are busy elsewhere. After a panic the
 //! other threads do not begin another piece.
 //!
-//! A number drawn for packing entitles to one piece. Each thread begins with the pieces of its own part of the panels, which
-//! are the same in every product: lines of the cache that another core has read or written are three times as slow to write.
-//! Tiles are drawn in the same way if threads keep the panels that they have packed for themselves.
+//! A number that is drawn entitles to one piece. Each thread begins with the pieces of its own part, which is the same in
+//! every product of the same size: lines of the cache that another core has read or written are three times as slow to write.
+//! Pieces that follow one another also share lanes, which the thread's caches keep.
 
 use super::stream::FEW;
 use crate::ThreadTeam;
@@ -52,10 +52,6 @@ pub(super) trait Work: Sync {
     fn enter(&self) {}
     /// Undoes [`Work::enter`] after the thread's last piece.
     fn leave(&self) {}
-    /// Whether a thread should compute pieces that follow one another, since it keeps the panels that they share.
-    fn keeps_neighbours(&self) -> bool {
-        false
-    }
 }
 
 /// A cache block: its numbers along rows, columns and k.
@@ -140,12 +136,12 @@ impl<W: Work> List<'_, W> {
                 self.work.enter();
             }
             let piece = match &self.parts {
-                Some(parts) if phase.packing || self.work.keeps_neighbours() => {
+                Some(parts) => {
                     let pieces = phase.start..phase.start + phase.len;
                     let own = parts.take(&pieces, thread, |_| 1);
                     own.expect("as many numbers are drawn as there are pieces").start
                 }
-                _ => number,
+                None => number,
             } - phase.start;
             // SAFETY: each number is drawn once and entitles to one piece, the phases before are done, and the threads of a
             // team have numbers of their own.

@@ -7,6 +7,7 @@
 use super::isa::vector::Vector;
 use super::kernel::{Compute, MicroTile, Multiply, StoredColumns};
 use super::pack::square;
+use crate::numeric::prefetch::{self, LINE};
 use crate::{Element, Real};
 
 /// Rows up to which the memory's rate limits a product, not the processor's.
@@ -88,18 +89,9 @@ unsafe fn add_steps<V: Vector, M: Multiply<V>, const R: usize>(
 /// Fetches a block of each of a register's columns, once a line.
 #[inline(always)]
 fn fetch<V: Vector, S>(from: *const S, stride: isize) {
-    #[cfg(target_arch = "x86_64")]
-    if from.addr() % 64 < V::LANES * size_of::<S>() {
-        for i in 0..V::LANES {
-            // SAFETY: a prefetch of any address is allowed; SSE is part of x86-64.
-            unsafe {
-                use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-                _mm_prefetch::<_MM_HINT_T0>(from.wrapping_offset(i as isize * stride).cast());
-            }
-        }
+    if from.addr() % LINE < V::LANES * size_of::<S>() {
+        (0..V::LANES).for_each(|i| prefetch::to_l1(from.wrapping_offset(i as isize * stride)));
     }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = (from, stride);
 }
 
 #[cfg(test)]

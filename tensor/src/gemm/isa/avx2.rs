@@ -1,6 +1,6 @@
 //! AVX2 with FMA and F16C: 4 rows by 24 (f32) or 12 (f64) columns in 12 of the 16 registers.
 
-use crate::gemm::isa::vector::{FullTile, Steps, Vector};
+use crate::gemm::isa::vector::{Steps, TileLoop, Vector};
 use crate::{DType, Element};
 use std::arch::asm;
 use std::arch::x86_64::*;
@@ -17,7 +17,8 @@ impl Vector for F32x8 {
     type Square = [Self; 8];
     const LANES: usize = 8;
     const FREE_MASKS: bool = false;
-    const FULL: Option<FullTile<Self>> = Some(FullTile { rows: 4, run: full_tile_f32 });
+    const LOOPS: &'static [TileLoop<Self>] =
+        &[TileLoop { rows: 4, vectors: 3, run: tile_loop_f32 }];
 
     #[inline(always)]
     unsafe fn splat(value: f32) -> Self {
@@ -158,7 +159,8 @@ impl Vector for F64x4 {
     type Square = [Self; 4];
     const LANES: usize = 4;
     const FREE_MASKS: bool = false;
-    const FULL: Option<FullTile<Self>> = Some(FullTile { rows: 4, run: full_tile_f64 });
+    const LOOPS: &'static [TileLoop<Self>] =
+        &[TileLoop { rows: 4, vectors: 3, run: tile_loop_f64 }];
 
     #[inline(always)]
     unsafe fn splat(value: f64) -> Self {
@@ -233,18 +235,15 @@ impl Vector for F64x4 {
     }
 }
 
-/// Defines a [`FullTile`]. A step takes 16 registers: 12 sums, 3 vectors of columns and one factor. The compiler loads a
+/// Defines a [`TileLoop`]'s function. A step takes 16 registers: 12 sums, 3 vectors of columns and one factor. The compiler loads a
 /// factor before the one in use is done with and therefore keeps two sums in memory, at half the speed.
-macro_rules! full_tile {
+macro_rules! tile_loop {
     ($name:ident, $vector:ident, $scalar:ty, $broadcast:literal, $multiply_add:literal) => {
         #[target_feature(enable = "avx2", enable = "fma")]
         #[inline]
-        unsafe fn $name(steps: &Steps<$scalar>, sums: &mut [[$vector; 3]]) {
+        unsafe fn $name(steps: &Steps<$scalar>, sums: *mut $vector) {
             let Steps { depth, a, a_row, a_step, b, b_step } = *steps;
             let bytes = size_of::<$scalar>() as isize;
-            let [row0, row1, row2, row3] = sums else { unreachable!() };
-            let ([s0, s1, s2], [s3, s4, s5]) = (row0, row1);
-            let ([s6, s7, s8], [s9, s10, s11]) = (row2, row3);
             // SAFETY: reads the operands, as the caller vouches, and changes what is named.
             unsafe {
                 asm!(
@@ -272,18 +271,18 @@ macro_rules! full_tile {
                     "add {b}, {b_step}",
                     "dec {depth}",
                     "jnz 2b",
-                    s0 = inout(ymm_reg) s0.0,
-                    s1 = inout(ymm_reg) s1.0,
-                    s2 = inout(ymm_reg) s2.0,
-                    s3 = inout(ymm_reg) s3.0,
-                    s4 = inout(ymm_reg) s4.0,
-                    s5 = inout(ymm_reg) s5.0,
-                    s6 = inout(ymm_reg) s6.0,
-                    s7 = inout(ymm_reg) s7.0,
-                    s8 = inout(ymm_reg) s8.0,
-                    s9 = inout(ymm_reg) s9.0,
-                    s10 = inout(ymm_reg) s10.0,
-                    s11 = inout(ymm_reg) s11.0,
+                    s0 = inout(ymm_reg) (*sums).0,
+                    s1 = inout(ymm_reg) (*sums.add(1)).0,
+                    s2 = inout(ymm_reg) (*sums.add(2)).0,
+                    s3 = inout(ymm_reg) (*sums.add(3)).0,
+                    s4 = inout(ymm_reg) (*sums.add(4)).0,
+                    s5 = inout(ymm_reg) (*sums.add(5)).0,
+                    s6 = inout(ymm_reg) (*sums.add(6)).0,
+                    s7 = inout(ymm_reg) (*sums.add(7)).0,
+                    s8 = inout(ymm_reg) (*sums.add(8)).0,
+                    s9 = inout(ymm_reg) (*sums.add(9)).0,
+                    s10 = inout(ymm_reg) (*sums.add(10)).0,
+                    s11 = inout(ymm_reg) (*sums.add(11)).0,
                     c0 = out(ymm_reg) _,
                     c1 = out(ymm_reg) _,
                     c2 = out(ymm_reg) _,
@@ -301,7 +300,7 @@ macro_rules! full_tile {
         }
     };
 }
-full_tile!(full_tile_f32, F32x8, f32, "vbroadcastss", "vfmadd231ps");
-full_tile!(full_tile_f64, F64x4, f64, "vbroadcastsd", "vfmadd231pd");
+tile_loop!(tile_loop_f32, F32x8, f32, "vbroadcastss", "vfmadd231ps");
+tile_loop!(tile_loop_f64, F64x4, f64, "vbroadcastsd", "vfmadd231pd");
 
 crate::gemm::compile::isa!(F32x8, F64x4, [1, 2, 3, 4], with_avx2);

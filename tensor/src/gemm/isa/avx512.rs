@@ -1,8 +1,8 @@
 //! AVX-512: 8 rows by 48 (f32) or 24 (f64) columns in 24 of the 32 registers.
 
-mod full_tile;
+mod tile_loop;
 
-use crate::gemm::isa::vector::{FULL_VECTORS, FullTile, Steps, Vector};
+use crate::gemm::isa::vector::{Steps, TileLoop, Vector};
 use crate::numeric::simd::with_avx512;
 use crate::{DType, Element};
 use std::arch::x86_64::*;
@@ -21,7 +21,10 @@ impl Vector for F32x16 {
     type Square = [Self; 16];
     const LANES: usize = 16;
     const FREE_MASKS: bool = true;
-    const FULL: Option<FullTile<Self>> = Some(FullTile { rows: 8, run: full_tile_f32 });
+    const LOOPS: &'static [TileLoop<Self>] = &[
+        TileLoop { rows: 8, vectors: 2, run: f32_by_2 },
+        TileLoop { rows: 8, vectors: 3, run: f32_by_3 },
+    ];
 
     #[inline(always)]
     unsafe fn splat(value: f32) -> Self {
@@ -195,7 +198,10 @@ impl Vector for F64x8 {
     type Square = [Self; 8];
     const LANES: usize = 8;
     const FREE_MASKS: bool = true;
-    const FULL: Option<FullTile<Self>> = Some(FullTile { rows: 8, run: full_tile_f64 });
+    const LOOPS: &'static [TileLoop<Self>] = &[
+        TileLoop { rows: 8, vectors: 2, run: f64_by_2 },
+        TileLoop { rows: 8, vectors: 3, run: f64_by_3 },
+    ];
 
     #[inline(always)]
     unsafe fn splat(value: f64) -> Self {
@@ -271,22 +277,21 @@ impl Vector for F64x8 {
     }
 }
 
-/// Defines the loop of a [`FullTile`] for a type that wraps its register.
-macro_rules! full_tile {
-    ($name:ident, $vector:ty, $scalar:ident) => {
+/// Defines a [`TileLoop`]'s function for a type that wraps its register.
+macro_rules! tile_loop {
+    ($name:ident, $vector:ty, $scalar:ty) => {
         with_avx512! { enabled!
             #[inline]
-            unsafe fn $name(steps: &Steps<$scalar>, sums: &mut [[$vector; FULL_VECTORS]]) {
+            unsafe fn $name(steps: &Steps<$scalar>, sums: *mut $vector) {
                 // SAFETY: the caller's promise; the type has the layout of the register.
-                unsafe {
-                    let sums = std::slice::from_raw_parts_mut(sums.as_mut_ptr().cast(), sums.len());
-                    full_tile::$scalar(steps, sums);
-                }
+                unsafe { tile_loop::$name(steps, sums.cast()) }
             }
         }
     };
 }
-full_tile!(full_tile_f32, F32x16, f32);
-full_tile!(full_tile_f64, F64x8, f64);
+tile_loop!(f32_by_2, F32x16, f32);
+tile_loop!(f32_by_3, F32x16, f32);
+tile_loop!(f64_by_2, F64x8, f64);
+tile_loop!(f64_by_3, F64x8, f64);
 
 crate::gemm::compile::isa!(F32x16, F64x8, [1, 2, 3, 4, 5, 6, 7, 8], with_avx512);

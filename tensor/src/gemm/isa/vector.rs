@@ -21,23 +21,22 @@ impl<T> Steps<T> {
     }
 }
 
-/// Vectors of columns of a microtile that takes all registers.
-pub(in crate::gemm) const FULL_VECTORS: usize = 3;
-
-/// The loop over k of a microtile that takes all registers.
-pub(in crate::gemm) struct FullTile<V: Vector> {
+/// The loop over k of a microtile.
+pub(in crate::gemm) struct TileLoop<V: Vector> {
     /// Rows of the microtile.
     pub rows: usize,
-    /// Adds the products of all steps to the sums, of which there are as many rows. The steps must be dense
+    /// Vectors of columns of the microtile.
+    pub vectors: usize,
+    /// Adds the products of all steps to the sums, which lie row by row. The steps must be dense
     /// ([`Steps::are_dense`]).
-    pub run: unsafe fn(&Steps<V::Scalar>, &mut [[V; FULL_VECTORS]]),
+    pub run: unsafe fn(&Steps<V::Scalar>, *mut V),
 }
 
 /// A register of `LANES` f32 or f64 values.
 ///
 /// Every function must be inlined into one that enables the instruction set (see `isa!`); all are
 /// unsafe because the processor must have that instruction set.
-pub(in crate::gemm) trait Vector: Copy {
+pub(in crate::gemm) trait Vector: Copy + 'static {
     /// The type of a lane.
     type Scalar: Real + Element<Acc = Self::Scalar>;
     /// Selects the first lanes.
@@ -48,8 +47,8 @@ pub(in crate::gemm) trait Vector: Copy {
     const LANES: usize;
     /// Masked loads and stores need no other instructions than plain ones.
     const FREE_MASKS: bool;
-    /// Code for microtiles that take all registers, where the compiler's is slower.
-    const FULL: Option<FullTile<Self>> = None;
+    /// The loops of microtiles for which the compiler's is slower.
+    const LOOPS: &'static [TileLoop<Self>] = &[];
 
     /// All lanes `value`.
     unsafe fn splat(value: Self::Scalar) -> Self;
@@ -210,13 +209,15 @@ mod tests {
     }
 
     #[test]
-    fn steps_of_full_microtiles_take_few_instructions() {
-        // Multiply-adds, 3 vectors of columns, a factor for each row, and the loop: of each step, or of four. AVX2 packs
+    fn steps_of_large_microtiles_take_few_instructions() {
+        // Multiply-adds, vectors of columns, a factor for each row, and the loop: of each step, or of four. AVX2 packs
         // operands whose rows lie together.
         let cases = [
             (Isa::Avx2, [4, 24], Together::Steps, 23.5),
             (Isa::Avx512, [8, 48], Together::Steps, 36.5),
             (Isa::Avx512, [8, 48], Together::Rows, 36.5),
+            (Isa::Avx512, [8, 32], Together::Steps, 27.5),
+            (Isa::Avx512, [8, 32], Together::Rows, 27.5),
         ];
         for (isa, [m, n], together, most) in cases {
             if !Isa::available().any(|available| available == isa) {
@@ -234,13 +235,13 @@ mod tests {
         }
     }
 
-    /// Full microtiles beside rows one by one, which take the compiled loop.
+    /// Microtiles with loops of their own beside rows one by one, which take the compiled loop.
     #[test]
-    fn full_microtiles_have_the_bits_of_single_rows() {
+    fn large_microtiles_have_the_bits_of_single_rows() {
         let number = |i: usize| ((i * 7919) % 1013) as f32 / 1013.0 - 0.5;
         for isa in Isa::available() {
-            for k in 1..=13 {
-                let (m, n) = (8, 48);
+            for (k, n) in (1..=13).flat_map(|k| [(k, 32), (k, 48)]) {
+                let m = 8;
                 let a: Vec<f32> = (0..m * k).map(number).collect();
                 let turned: Vec<f32> = (0..m * k).map(|i| a[i % m * k + i / m]).collect();
                 let b: Vec<f32> = (0..k * n).map(|i| number(i + 31)).collect();
@@ -264,7 +265,7 @@ mod tests {
                 for a in together {
                     let mut got = vec![0.0; m * n];
                     product(a, m, &mut got);
-                    assert_eq!(got, want, "{isa:?}, k {k}");
+                    assert_eq!(got, want, "{isa:?}, k {k}, n {n}");
                 }
             }
         }

@@ -12,6 +12,7 @@ use super::microkernel::{MICROTILE, STEP_BYTES, TILE_BYTES};
 use crate::gemm::isa::avx512::F32x16;
 use crate::gemm::isa::vector::Vector;
 use crate::gemm::problem::Operand;
+use crate::numeric::prefetch::{self, LINE};
 use crate::numeric::simd::with_avx512;
 use std::arch::x86_64::*;
 
@@ -125,8 +126,7 @@ impl Ahead {
 
     #[inline(always)]
     fn fetch(&mut self) {
-        // SAFETY: a prefetch of any address is allowed.
-        unsafe { _mm_prefetch::<_MM_HINT_T1>(self.from.wrapping_add(self.line * 64).cast()) };
+        prefetch::to_l2(self.from.wrapping_add(self.line * LINE));
         self.line += 1;
         if self.line == self.lines {
             self.line = 0;
