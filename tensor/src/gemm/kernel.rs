@@ -94,6 +94,7 @@ pub(super) unsafe fn tile<
         let steps = Steps { depth, a, a_row, a_step, b, b_step };
         match M::LOOPS.iter().find(|found| [R, N] == [found.rows, found.vectors]) {
             Some(found) if whole && depth > 0 && steps.are_dense() => {
+                // R rows of N vectors lie row by row, as the loop expects.
                 (found.run)(&steps, (&raw mut sums).cast());
             }
             _ if !whole => {
@@ -187,7 +188,7 @@ unsafe fn widen_lanes<V: Vector, S: Element<Acc = V::Scalar>>(from: *const S, la
     unsafe { if lanes == V::LANES { V::widen(from) } else { V::widen_first(from, lanes) } }
 }
 
-/// Fetches `R` rows of `N` times `lanes` elements for writing, `row` elements of `size` bytes apart.
+/// Fetches `R` rows of `N` times `lanes` elements, `row` elements of `size` bytes apart, which are written next.
 #[inline(always)]
 fn fetch_rows<const R: usize, const N: usize>(
     from: *const u8,

@@ -3,7 +3,7 @@
 use super::copy_rows::copy_rows;
 use super::isa::vector::Vector;
 use super::pack_task::{PackTask, is_far};
-use crate::numeric::prefetch;
+use crate::numeric::prefetch::{self, LINE};
 use crate::{Element, Real};
 
 /// Packs a part of an operand of type `S`.
@@ -53,7 +53,7 @@ unsafe fn transpose_rows<V: Vector, S: Element<Acc = V::Scalar>>(task: &PackTask
         unsafe {
             while left >= V::LANES && lanes == V::LANES {
                 // The lanes that are transposed next; a block may be shorter than a line of the cache.
-                if far && from.addr() % 64 < V::LANES * size_of::<S>() {
+                if far && from.addr() % LINE < V::LANES * size_of::<S>() {
                     for i in 0..V::LANES {
                         prefetch::to_l2(
                             from.wrapping_offset((V::LANES + i) as isize * lane_stride),

@@ -6,9 +6,9 @@
 //! nothing can hang, and one thread alone finishes everything if the others are busy elsewhere. After a panic the
 //! other threads do not begin another piece.
 //!
-//! A number that is drawn entitles to one piece. Each thread begins with the pieces of its own part, which is the same in
-//! every product of the same size: lines of the cache that another core has read or written are three times as slow to write.
-//! Pieces that follow one another also share lanes, which the thread's caches keep.
+//! A number that is drawn entitles its thread to one piece. Each thread begins with the pieces of its own part, the same in
+//! every product of the same size. A line of the cache that another core has read or written is three times as slow to
+//! write. Pieces that follow one another also share lanes, which the thread's caches keep.
 
 use super::stream::FEW;
 use crate::ThreadTeam;
@@ -143,8 +143,8 @@ impl<W: Work> List<'_, W> {
                 }
                 None => number,
             } - phase.start;
-            // SAFETY: each number is drawn once and entitles to one piece, the phases before are done, and the threads of a
-            // team have numbers of their own.
+            // SAFETY: each number is drawn once, the parts give each piece once, the phases before are done, and the threads
+            // of a team have numbers of their own.
             unsafe {
                 match phase.packing {
                     true => self.work.pack(phase.block, piece),

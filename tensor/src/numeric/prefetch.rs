@@ -1,4 +1,4 @@
-//! Fetches memory to the caches before it is read.
+//! Fetches memory to the caches before it is used.
 
 /// Bytes of a cache line.
 pub(crate) const LINE: usize = 64;

@@ -244,7 +244,7 @@ macro_rules! tile_loop {
         unsafe fn $name(steps: &Steps<$scalar>, sums: *mut $vector) {
             let Steps { depth, a, a_row, a_step, b, b_step } = *steps;
             let bytes = size_of::<$scalar>() as isize;
-            // SAFETY: reads the operands, as the caller vouches, and changes what is named.
+            // SAFETY: the caller vouches for the operands, which are read, and for 12 sums; only what is named changes.
             unsafe {
                 asm!(
                     "2:",

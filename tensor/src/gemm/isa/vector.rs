@@ -27,8 +27,8 @@ pub(in crate::gemm) struct TileLoop<V: Vector> {
     pub rows: usize,
     /// Vectors of columns of the microtile.
     pub vectors: usize,
-    /// Adds the products of all steps to the sums, which lie row by row. The steps must be dense
-    /// ([`Steps::are_dense`]).
+    /// Adds the products of all steps to the `rows` times `vectors` sums, which lie row by row. The operands must hold
+    /// the steps, and these must be dense ([`Steps::are_dense`]).
     pub run: unsafe fn(&Steps<V::Scalar>, *mut V),
 }
 
@@ -236,37 +236,39 @@ mod tests {
     }
 
     /// Microtiles with loops of their own beside rows one by one, which take the compiled loop.
+    fn check_bits<T: Real + Element<Acc = T>>(isa: Isa, [m, k, n]: [usize; 3]) {
+        let number = |i: usize| T::from_f64(((i * 7919) % 1013) as f64 / 1013.0 - 0.5);
+        let a: Vec<T> = (0..m * k).map(number).collect();
+        let turned: Vec<T> = (0..m * k).map(|i| a[i % m * k + i / m]).collect();
+        let b: Vec<T> = (0..k * n).map(|i| number(i + 31)).collect();
+        let product = |a: MatRef<T>, rows: usize, c: &mut [T]| {
+            let b = MatRef::row_major(b.as_ptr(), k, n);
+            let c = MatMut::row_major(c.as_mut_ptr(), rows, n);
+            // SAFETY: the vectors hold the matrices, and the instruction set is there.
+            unsafe { gemm_at(isa, ThreadTeam::alone(), c, Accum::Replace, T::ONE, a, b, None) }
+                .unwrap();
+        };
+        let mut want = vec![T::ZERO; m * n];
+        for (row, c) in want.chunks_exact_mut(n).enumerate() {
+            product(MatRef::row_major(a[row * k..].as_ptr(), 1, k), 1, c);
+        }
+        let together = [
+            MatRef::row_major(a.as_ptr(), m, k),
+            MatRef::row_major(turned.as_ptr(), k, m).transposed(),
+        ];
+        for a in together {
+            let mut got = vec![T::ZERO; m * n];
+            product(a, m, &mut got);
+            assert_eq!(got, want, "{isa:?}, {}, k {k}, n {n}", T::DTYPE);
+        }
+    }
+
     #[test]
     fn large_microtiles_have_the_bits_of_single_rows() {
-        let number = |i: usize| ((i * 7919) % 1013) as f32 / 1013.0 - 0.5;
         for isa in Isa::available() {
             for (k, n) in (1..=13).flat_map(|k| [(k, 32), (k, 48)]) {
-                let m = 8;
-                let a: Vec<f32> = (0..m * k).map(number).collect();
-                let turned: Vec<f32> = (0..m * k).map(|i| a[i % m * k + i / m]).collect();
-                let b: Vec<f32> = (0..k * n).map(|i| number(i + 31)).collect();
-                let product = |a: MatRef<f32>, rows: usize, c: &mut [f32]| {
-                    let b = MatRef::row_major(b.as_ptr(), k, n);
-                    let c = MatMut::row_major(c.as_mut_ptr(), rows, n);
-                    // SAFETY: the vectors hold the matrices, and the instruction set is there.
-                    unsafe {
-                        gemm_at(isa, ThreadTeam::alone(), c, Accum::Replace, 1.0, a, b, None)
-                    }
-                    .unwrap();
-                };
-                let mut want = vec![0.0; m * n];
-                for (row, c) in want.chunks_exact_mut(n).enumerate() {
-                    product(MatRef::row_major(a[row * k..].as_ptr(), 1, k), 1, c);
-                }
-                let together = [
-                    MatRef::row_major(a.as_ptr(), m, k),
-                    MatRef::row_major(turned.as_ptr(), k, m).transposed(),
-                ];
-                for a in together {
-                    let mut got = vec![0.0; m * n];
-                    product(a, m, &mut got);
-                    assert_eq!(got, want, "{isa:?}, k {k}, n {n}");
-                }
+                check_bits::<f32>(isa, [8, k, n]);
+                check_bits::<f64>(isa, [8, k, n / 2]);
             }
         }
     }

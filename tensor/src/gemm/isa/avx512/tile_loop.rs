@@ -172,7 +172,7 @@ macro_rules! tile_loop {
             pub(super) unsafe fn $name(steps: &Steps<$scalar>, sums: *mut $register) {
                 let Steps { depth, a, a_row, a_step, b, b_step } = *steps;
                 let [row, a_step, b_step] = [a_row, a_step, b_step].map(|stride| $bytes * stride);
-                // SAFETY: reads the operands, as the caller vouches, and changes what is named.
+                // SAFETY: the caller vouches for the operands, which are read, and for the sums; only what is named changes.
                 unsafe {
                     if a_row == 1 {
                         run!(
