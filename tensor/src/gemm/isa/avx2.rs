@@ -235,8 +235,8 @@ impl Vector for F64x4 {
     }
 }
 
-/// Defines a [`TileLoop`]'s function. A step takes 16 registers: 12 sums, 3 vectors of columns and one factor. The compiler loads a
-/// factor before the one in use is done with and therefore keeps two sums in memory, at half the speed.
+/// Defines a [`TileLoop`]'s function. A step takes 16 registers: 12 sums, 3 vectors of columns and one factor. The
+/// compiler loads a factor before the one in use is done with and therefore keeps two sums in memory, at half the speed.
 macro_rules! tile_loop {
     ($name:ident, $vector:ident, $scalar:ty, $broadcast:literal, $multiply_add:literal) => {
         #[target_feature(enable = "avx2", enable = "fma")]

@@ -91,39 +91,25 @@ macro_rules! rows_together {
 }
 
 /// Single steps until the rest is a multiple of four, then four at a time. After each, `$next` or `$next4` advances
-/// the left operand.
+/// the left operand. A third vector takes `$more` registers: sums 16 to 23 and its columns.
 macro_rules! run {
+    (2, $($rest:tt)*) => {
+        run!([], $($rest)*)
+    };
     (3, $sums:ident, $($rest:tt)*) => {{
         let _c2: __m512;
         run!(
             [
-                s0 = inout(zmm_reg) *$sums, s1 = inout(zmm_reg) *$sums.add(1), s2 = inout(zmm_reg) *$sums.add(2),
-                s3 = inout(zmm_reg) *$sums.add(3), s4 = inout(zmm_reg) *$sums.add(4), s5 = inout(zmm_reg) *$sums.add(5),
-                s6 = inout(zmm_reg) *$sums.add(6), s7 = inout(zmm_reg) *$sums.add(7), s8 = inout(zmm_reg) *$sums.add(8),
-                s9 = inout(zmm_reg) *$sums.add(9), s10 = inout(zmm_reg) *$sums.add(10), s11 = inout(zmm_reg) *$sums.add(11),
-                s12 = inout(zmm_reg) *$sums.add(12), s13 = inout(zmm_reg) *$sums.add(13), s14 = inout(zmm_reg) *$sums.add(14),
-                s15 = inout(zmm_reg) *$sums.add(15), s16 = inout(zmm_reg) *$sums.add(16), s17 = inout(zmm_reg) *$sums.add(17),
-                s18 = inout(zmm_reg) *$sums.add(18), s19 = inout(zmm_reg) *$sums.add(19), s20 = inout(zmm_reg) *$sums.add(20),
-                s21 = inout(zmm_reg) *$sums.add(21), s22 = inout(zmm_reg) *$sums.add(22), s23 = inout(zmm_reg) *$sums.add(23),
+                s16 = inout(zmm_reg) *$sums.add(16), s17 = inout(zmm_reg) *$sums.add(17), s18 = inout(zmm_reg) *$sums.add(18),
+                s19 = inout(zmm_reg) *$sums.add(19), s20 = inout(zmm_reg) *$sums.add(20), s21 = inout(zmm_reg) *$sums.add(21),
+                s22 = inout(zmm_reg) *$sums.add(22), s23 = inout(zmm_reg) *$sums.add(23),
                 c2 = out(zmm_reg) _c2,
             ],
+            $sums,
             $($rest)*
         )
     }};
-    (2, $sums:ident, $($rest:tt)*) => {
-        run!(
-            [
-                s0 = inout(zmm_reg) *$sums, s1 = inout(zmm_reg) *$sums.add(1), s2 = inout(zmm_reg) *$sums.add(2),
-                s3 = inout(zmm_reg) *$sums.add(3), s4 = inout(zmm_reg) *$sums.add(4), s5 = inout(zmm_reg) *$sums.add(5),
-                s6 = inout(zmm_reg) *$sums.add(6), s7 = inout(zmm_reg) *$sums.add(7), s8 = inout(zmm_reg) *$sums.add(8),
-                s9 = inout(zmm_reg) *$sums.add(9), s10 = inout(zmm_reg) *$sums.add(10), s11 = inout(zmm_reg) *$sums.add(11),
-                s12 = inout(zmm_reg) *$sums.add(12), s13 = inout(zmm_reg) *$sums.add(13), s14 = inout(zmm_reg) *$sums.add(14),
-                s15 = inout(zmm_reg) *$sums.add(15),
-            ],
-            $($rest)*
-        )
-    };
-    ([$($sum:tt)*], [$depth:expr, $b:expr, $b_step:expr], $single:expr, $next:expr, $four:expr, $next4:expr, $($operand:tt)*) => {{
+    ([$($more:tt)*], $sums:ident, [$depth:expr, $b:expr, $b_step:expr], $single:expr, $next:expr, $four:expr, $next4:expr, $($operand:tt)*) => {{
         // Named, because the compiler has no 512-bit register for a nameless one.
         let (_c0, _c1, _f): (__m512, __m512, __m512);
         asm!(
@@ -145,7 +131,13 @@ macro_rules! run {
             "sub {depth}, 4",
             "jae 4b",
             "5:",
-            $($sum)*
+            s0 = inout(zmm_reg) *$sums, s1 = inout(zmm_reg) *$sums.add(1), s2 = inout(zmm_reg) *$sums.add(2),
+            s3 = inout(zmm_reg) *$sums.add(3), s4 = inout(zmm_reg) *$sums.add(4), s5 = inout(zmm_reg) *$sums.add(5),
+            s6 = inout(zmm_reg) *$sums.add(6), s7 = inout(zmm_reg) *$sums.add(7), s8 = inout(zmm_reg) *$sums.add(8),
+            s9 = inout(zmm_reg) *$sums.add(9), s10 = inout(zmm_reg) *$sums.add(10), s11 = inout(zmm_reg) *$sums.add(11),
+            s12 = inout(zmm_reg) *$sums.add(12), s13 = inout(zmm_reg) *$sums.add(13), s14 = inout(zmm_reg) *$sums.add(14),
+            s15 = inout(zmm_reg) *$sums.add(15),
+            $($more)*
             c0 = out(zmm_reg) _c0,
             c1 = out(zmm_reg) _c1,
             f = out(zmm_reg) _f,
