@@ -26,7 +26,8 @@
 //!
 //! `blocking.rs` chooses the sizes, `scheduler.rs` runs the two outer loops, `macrokernel.rs` the three inner ones. The
 //! microkernel applies the epilogue to the last sums: bias and rounding. Products of few rows read columns where they lie
-//! (`stream.rs`). Products of bf16 in AMX tiles have loops of their own, in `isa/amx/product.rs`.
+//! (`stream.rs`). Products of bf16 in AMX tiles have loops of their own, in `isa/amx/product.rs`, and in `isa/amx/stream.rs` if
+//! rows are few.
 //!
 //! **The bits of an element depend only on its row of `lhs`, its column of `rhs`, k, alpha, what it held before, and
 //! the instruction set**: kc is a function of k alone, kc elements are summed in order, and these sums are added in

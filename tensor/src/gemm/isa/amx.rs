@@ -1,8 +1,8 @@
 //! AMX: products of bf16 pairs in tile registers of 16 rows by 16 words.
 //!
 //! Eight registers hold 32 x 32 sums, two tiles of rows and two of columns, and the operands of one step.
-//! [`product`] computes products of any size, [`block`] the small ones
-//! of fused kernels; both from operands packed into whole tiles.
+//! [`product`] computes products of any size, [`stream`] those of few rows, and [`block`] the small ones
+//! of fused kernels. Operands are packed into whole tiles, but for the columns that [`stream`] loads from where they lie.
 //!
 //! Instructions, encodings and the rules of their configuration: Intel, "Architecture Instruction Set Extensions
 //! Programming Reference", chapter 3. The operating system saves tile registers only of a process that has asked
@@ -17,6 +17,7 @@ mod microkernel;
 mod pack;
 mod piece;
 pub(in crate::gemm) mod product;
+mod stream;
 #[cfg(test)]
 mod tests;
 #[cfg(test)]

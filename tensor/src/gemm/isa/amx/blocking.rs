@@ -5,7 +5,6 @@
 //! | k-block | `k_block` steps of 32 elements | a row panel's part: at most 32 KiB of L1 |
 //! | chunk | `chunk` columns over the cache block's depth | L2, read once for each row panel |
 //! | cache block | `rows` x `columns` x `depth` | packed at a time, at most 8 MiB an operand |
-//! | own columns | `chunk` columns of a single row panel | packed by the piece that uses them |
 //!
 //! Sums begin anew after `sum_block` elements, a function of k alone that is the same for every instruction set.
 
@@ -23,8 +22,6 @@ const ONLY_CHUNK_BYTES: usize = 1600 << 10;
 const CACHE_BLOCK_BYTES: usize = 8 << 20;
 /// Bytes of rows that a thread packs before it computes with them, where all are too many.
 const ROWS_BYTES: usize = 512 << 10;
-/// Bytes of columns that a piece packs for itself, as a rule.
-const OWN_BYTES: usize = 256 << 10;
 /// Elements of k in the only cache block, at most.
 const DEPTH: usize = 3072;
 /// Pieces a cache block should have for each of several threads.
@@ -32,7 +29,7 @@ const PIECES_PER_THREAD: usize = 8;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Blocking {
-    /// Elements that are summed from zero.
+    /// See [`sum_block`].
     pub sum_block: usize,
     /// Steps of a k-block, at most.
     pub k_block: usize,
@@ -42,16 +39,19 @@ pub(super) struct Blocking {
     pub columns: usize,
     /// Columns of a chunk: what a piece of work covers of a row panel.
     pub chunk: usize,
-    /// Whether a piece packs the columns of its chunk, which no other piece uses.
-    pub own_columns: bool,
     /// Number of cache blocks along rows, columns and k.
     pub cache_blocks: [usize; 3],
+}
+
+/// Elements that are summed from zero, in a product over `k`.
+pub(super) fn sum_block(k: usize) -> usize {
+    2 * kc_steps(k.div_ceil(2))
 }
 
 impl Blocking {
     pub(super) fn new([m, n, k]: [usize; 3], threads: usize) -> Blocking {
         let (rows, columns) = (m.next_multiple_of(MICROTILE), n.next_multiple_of(MICROTILE));
-        let sum_block = 2 * kc_steps(k.div_ceil(2));
+        let sum_block = sum_block(k);
         let depth = if k <= DEPTH { k.next_multiple_of(STEP) } else { sum_block };
         let steps = depth.div_ceil(STEP);
         // How many lanes, in whole panels, take so many bytes.
@@ -84,23 +84,8 @@ impl Blocking {
             rows: block_rows,
             columns,
             chunk,
-            own_columns: false,
             cache_blocks,
         }
-    }
-
-    /// Cuts for at most one panel of rows: every element of the columns is used once, so pieces pack their own, and these
-    /// are read from memory once and never leave the thread's caches.
-    pub(super) fn with_own_columns(dims: [usize; 3], threads: usize) -> Blocking {
-        let whole = Blocking::new(dims, threads);
-        let [m, n, _] = dims;
-        debug_assert!(m <= MICROTILE);
-        let lanes = OWN_BYTES / (whole.depth.div_ceil(STEP) * STEP_BYTES);
-        let even = n.div_ceil(PIECES_PER_THREAD * threads * MICROTILE);
-        let chunk = lanes.min(even).max(1) * MICROTILE;
-        let columns = n.next_multiple_of(MICROTILE);
-        let cache_blocks = [1, 1, whole.cache_blocks[2]];
-        Blocking { columns, chunk, own_columns: true, cache_blocks, ..whole }
     }
 
     /// The steps of each k-block of a sum over `steps` steps that is computed for so many panels of columns.

@@ -13,6 +13,7 @@ use super::config;
 use super::microkernel::{self, MICROTILE, STEP_BYTES, SUMS_BYTES};
 use super::pack::{Panels, STEP, Tiles, pack};
 use super::piece::{BiasRow, Lanes, Piece};
+use super::stream;
 use crate::gemm::problem::Problem;
 use crate::gemm::scheduler;
 use crate::gemm::scheduler::{CacheBlock, Work};
@@ -50,13 +51,13 @@ pub(in crate::gemm) unsafe fn run(team: &ThreadTeam, problem: Problem, alpha: f3
     let problem = problem.oriented();
     let [m, n, k] = [problem.lhs.lanes, problem.rhs.lanes, problem.k];
     let threads = scheduler::useful_threads(team.threads(), [m, k, n]);
-    // Columns that lie together in memory are read together, so that packing them is a matter of all.
-    let blocking = match m <= MICROTILE && problem.rhs.lane_stride != 1 {
-        true => Blocking::with_own_columns([m, n, k], threads),
-        false => Blocking::new([m, n, k], threads),
-    };
     // SAFETY: the caller's promise, passed on.
-    unsafe { run_with(blocking, team, threads, problem, alpha) }
+    unsafe {
+        if stream::fits(&problem) {
+            return stream::run(team, threads, problem, alpha);
+        }
+        run_with(Blocking::new([m, n, k], threads), team, threads, problem, alpha)
+    }
 }
 
 /// # Safety
@@ -69,8 +70,7 @@ pub(super) unsafe fn run_with(
     alpha: f32,
 ) -> Result<()> {
     let panel_bytes = blocking.depth.div_ceil(STEP) * STEP_BYTES;
-    let columns = if blocking.own_columns { threads * blocking.chunk } else { blocking.columns };
-    let bytes = [blocking.rows, columns].map(|lanes| lanes / MICROTILE * panel_bytes);
+    let bytes = [blocking.rows, blocking.columns].map(|lanes| lanes / MICROTILE * panel_bytes);
     let pieces = blocking.rows / MICROTILE * blocking.columns.div_ceil(blocking.chunk);
     let panels = blocking.chunk / MICROTILE;
     let held_bytes = if blocking.cache_blocks[2] > 1 { pieces * panels * SUMS_BYTES } else { 0 };
@@ -140,19 +140,6 @@ impl Work for Product {
         // SAFETY: the caller's promise, passed on; shapes have been loaded by `enter`.
         unsafe {
             let piece = self.piece(block, number, thread);
-            if self.blocking.own_columns {
-                let (element, steps) = self.steps(block);
-                pack(&Panels {
-                    operand: &self.problem.rhs,
-                    tiles: Tiles::Columns,
-                    lane: piece.columns.first,
-                    lanes: piece.columns.len,
-                    element,
-                    steps,
-                    to: piece.b.cast_mut(),
-                    panel_bytes: piece.panel_bytes,
-                });
-            }
             piece.prepare();
             microkernel::run(piece.microtiles(), self.alpha);
             piece.epilogue();
@@ -179,8 +166,7 @@ impl Product {
             let (panels, packed_steps) = self.packed_together(side);
             let pieces =
                 lanes[side].len.div_ceil(panels * MICROTILE) * steps.div_ceil(packed_steps);
-            let shared = side == 0 || !self.blocking.own_columns;
-            if shared && block.fresh[side] { pieces } else { 0 }
+            if block.fresh[side] { pieces } else { 0 }
         })
     }
 
@@ -218,7 +204,6 @@ impl Product {
         let (row_panel, chunk) = (number % row_panels, number / row_panels);
         let (row, column) = (row_panel * MICROTILE, chunk * self.blocking.chunk);
         let panels = self.blocking.chunk / MICROTILE;
-        let packed = if self.blocking.own_columns { thread } else { chunk };
         let sums = self.private.wrapping_add(thread * self.private_bytes);
         let own_held = sums.wrapping_add(panels * SUMS_BYTES);
         let finished = own_held.wrapping_add(panels * SUMS_BYTES);
@@ -234,7 +219,7 @@ impl Product {
             first: block.index[2] == 0,
             last: block.index[2] + 1 == self.blocking.cache_blocks[2],
             a: self.packed[0].wrapping_add(row_panel * panel_bytes),
-            b: self.packed[1].wrapping_add(packed * panels * panel_bytes),
+            b: self.packed[1].wrapping_add(chunk * panels * panel_bytes),
             panel_bytes,
             steps,
             held: self

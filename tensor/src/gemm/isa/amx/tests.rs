@@ -137,8 +137,9 @@ fn products_have_the_bits_of_the_model() {
         ([64, 1026, 64], 1),
         ([70, 2304, 130], 3),
         ([64, 5000, 96], 2),
-        // At most one panel of rows, whose pieces pack their own columns.
+        // At most one panel of rows: columns where they lie, and panels in which columns or elements end.
         ([32, 768, 2100], 3),
+        ([17, 2080, 64], 1),
         ([7, 5000, 200], 2),
     ] {
         for accum in [Accum::Replace, Accum::Add] {

@@ -73,6 +73,40 @@ fn instructions_come_in_the_order_that_keeps_the_units_busy() {
     }
 }
 
+#[test]
+fn few_rows_load_each_tile_of_the_columns_once_and_where_it_lies() {
+    if !trace_in_child(
+        "gemm::isa::amx::trace_tests::few_rows_load_each_tile_of_the_columns_once_and_where_it_lies",
+    ) {
+        return;
+    }
+    // Two sum blocks; the last panel has 4 columns, which are copied.
+    let [m, k, n] = [5, 1088, 100];
+    let (lhs, rhs) = (numbers(m * k, 1), numbers(n * k, 2));
+    let mut dst = vec![0.0_f32; m * n];
+    let problem = problem(&lhs, &rhs, &mut dst, [m, k, n]);
+    // SAFETY: the vectors hold the matrices; the instructions are emulated.
+    let events = trace(|| unsafe { product::run(ThreadTeam::alone(), problem, 1.0) }.unwrap());
+    let configurations = events.iter().filter(|&event| *event == Event::Configure).count();
+    assert_eq!(configurations, 1);
+    let weight = rhs.as_ptr_range();
+    let [start, end] = [weight.start, weight.end].map(|at| at.addr());
+    let mut read = Vec::new();
+    for event in &events {
+        match *event {
+            Event::Load { address, stride, .. } if (start..end).contains(&address) => {
+                assert_eq!(stride, 2 * k as isize, "a row of the tile for each column");
+                read.push((address - start) / 2);
+            }
+            _ => {}
+        }
+    }
+    read.sort_unstable();
+    let tiles =
+        (0..96).step_by(16).flat_map(|column| (0..k).step_by(32).map(move |e| column * k + e));
+    assert_eq!(read, tiles.collect::<Vec<_>>(), "first elements of the tiles that were read");
+}
+
 /// A cache of lines of 64 bytes, each set from the least to the most recently used.
 struct Cache {
     sets: Vec<Vec<usize>>,

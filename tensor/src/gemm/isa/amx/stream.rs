@@ -1,0 +1,362 @@
+//! AMX products of few rows: columns go into tile registers from where they lie, each element once.
+//!
+//! A tile of 16 lanes by 32 elements holds lines of the cache as they are in memory if a lane's elements lie together, as in
+//! the weight (N, K) of a linear layer. So the columns of the product become the rows of tiles, the few rows are packed as their
+//! columns, and the sums of 32 columns by 32 rows are transposed before they are converted. A panel in which lanes or
+//! elements end is copied, with zeros. Every element has the bits that [`super::product`] gives it.
+
+use super::blocking::sum_block;
+use super::config;
+use super::microkernel::{MICROTILE, STEP_BYTES, SUMS_BYTES, TILE_BYTES};
+use super::pack::{Panels, STEP, Tiles, pack};
+use super::piece::Lanes;
+use crate::gemm::Accum;
+use crate::gemm::isa::avx512::{F32, F32x16};
+use crate::gemm::isa::vector::Vector;
+use crate::gemm::pack::Epilogue;
+use crate::gemm::pack_task::PackTask;
+use crate::gemm::problem::{Bias, Problem};
+use crate::gemm::scheduler::{self, CacheBlock, Work};
+use crate::gemm::workspace::with_workspace;
+use crate::numeric::prefetch::LINE;
+use crate::numeric::simd::with_avx512;
+use crate::{Result, ThreadTeam};
+use std::arch::asm;
+
+/// Steps of a panel that are on their way from memory, 2 KiB each.
+const AHEAD: usize = 8;
+/// Lanes of a tile.
+const LANES: usize = MICROTILE / 2;
+/// Bytes of the bias of a panel of columns.
+const BIAS_BYTES: usize = MICROTILE * size_of::<f32>();
+
+/// A product and its memory.
+struct Stream {
+    problem: Problem,
+    alpha: f32,
+    steps: usize,
+    /// The packed rows.
+    rows: *mut u8,
+    /// The threads' own memory: sums, 32 rows of 32 results, the bias of 32 columns, a copied panel.
+    private: *mut u8,
+    private_bytes: usize,
+}
+
+// SAFETY: one thread writes the packed rows before others read them. Threads write disjoint columns of the target, and each its
+// own private memory.
+unsafe impl Sync for Stream {}
+
+/// Whether [`run`] computes the problem.
+pub(super) fn fits(problem: &Problem) -> bool {
+    problem.lhs.lanes <= MICROTILE && problem.rhs.step_stride == 1
+}
+
+/// Computes an oriented problem that [`fits`] with a team. Errors if there is no memory for what is packed.
+///
+/// # Safety
+/// The conditions of [`super::product::run`].
+pub(super) unsafe fn run(
+    team: &ThreadTeam,
+    threads: usize,
+    problem: Problem,
+    alpha: f32,
+) -> Result<()> {
+    let steps = problem.k.div_ceil(STEP);
+    let panel_bytes = steps * STEP_BYTES;
+    let private_bytes = 2 * SUMS_BYTES + BIAS_BYTES + panel_bytes;
+    with_workspace(panel_bytes + threads * private_bytes, |rows| {
+        let private = rows.wrapping_add(panel_bytes);
+        let work = Stream { problem, alpha, steps, rows, private, private_bytes };
+        // SAFETY: pieces of one phase touch different memory.
+        unsafe { scheduler::run(team, threads, &work) };
+    })
+}
+
+impl Work for Stream {
+    fn cache_blocks(&self) -> [usize; 3] {
+        [1; 3]
+    }
+
+    fn packing_pieces(&self, _: CacheBlock) -> usize {
+        1
+    }
+
+    fn computing_pieces(&self, _: CacheBlock) -> usize {
+        self.problem.rhs.lanes.div_ceil(MICROTILE)
+    }
+
+    unsafe fn pack(&self, _: CacheBlock, _: usize) {
+        let lanes = Lanes { first: 0, len: self.problem.lhs.lanes };
+        // SAFETY: the panel has room for all rows.
+        unsafe { pack(&self.panel(Tiles::Columns, lanes, self.rows)) };
+    }
+
+    unsafe fn compute(&self, _: CacheBlock, number: usize, thread: usize) {
+        let first = number * MICROTILE;
+        let columns = Lanes { first, len: MICROTILE.min(self.problem.rhs.lanes - first) };
+        let sums = self.private.wrapping_add(thread * self.private_bytes);
+        let held = sums.wrapping_add(SUMS_BYTES);
+        let bias = held.wrapping_add(SUMS_BYTES);
+        let (held, copy) = (held.cast::<f32>(), bias.wrapping_add(BIAS_BYTES));
+        // SAFETY: the columns lie within operand and target, private memory has room for whole panels, and shapes have
+        // been loaded by `enter`.
+        unsafe {
+            let panel = self.columns(columns, copy);
+            let bias = self.prepare(columns, held, bias.cast());
+            let block = sum_block(self.problem.k) / STEP;
+            for start in (0..self.steps).step_by(block) {
+                let steps = block.min(self.steps - start);
+                multiply(&panel.part(start, steps, self.rows), sums);
+                let bias = if start + steps == self.steps { bias } else { std::ptr::null() };
+                add_sums(sums.cast(), self.alpha, bias, self.problem.lhs.lanes, held);
+            }
+            self.epilogue(columns, held);
+        }
+    }
+
+    fn enter(&self) {
+        // SAFETY: the process may use tile registers.
+        unsafe { config::load() };
+    }
+
+    fn leave(&self) {
+        // SAFETY: as above.
+        unsafe { config::release() };
+    }
+}
+
+/// Tiles of 32 columns, in memory or copied.
+struct ColumnTiles {
+    from: *const u8,
+    /// Bytes from lane to lane of a tile, to the second tile of a step, and to the next step.
+    lane: isize,
+    second: isize,
+    step: isize,
+    /// The panel that follows in memory, and all steps of either; nothing is fetched for a copied panel.
+    next: *const u8,
+    steps: usize,
+    fetched_lane: isize,
+}
+
+/// The steps of a sum block, as the assembly reads them.
+#[repr(C)]
+struct Part {
+    from: *const u8,
+    second: *const u8,
+    lane: isize,
+    step: isize,
+    rows: *const u8,
+    steps: usize,
+    /// Lines that are fetched at the first step, of lanes so many bytes apart. After `before` steps those of `next` follow.
+    fetched: *const u8,
+    fetched_lane: isize,
+    before: usize,
+    next: *const u8,
+}
+
+impl ColumnTiles {
+    /// The steps from `start` on, against the packed rows.
+    fn part(&self, start: usize, steps: usize, rows: *const u8) -> Part {
+        let from = self.from.wrapping_offset(start as isize * self.step);
+        let ahead = start + AHEAD;
+        let (fetched, before) = match self.steps.checked_sub(ahead) {
+            Some(left @ 1..) => (self.from.wrapping_add(ahead * LINE), left),
+            _ => (self.next.wrapping_add((ahead - self.steps) * LINE), usize::MAX),
+        };
+        Part {
+            from,
+            second: from.wrapping_offset(self.second),
+            lane: self.lane,
+            step: self.step,
+            rows: rows.wrapping_add(start * STEP_BYTES),
+            steps,
+            fetched,
+            fetched_lane: self.fetched_lane,
+            before,
+            next: self.next,
+        }
+    }
+}
+
+impl Stream {
+    /// A panel of all steps of an operand's lanes.
+    fn panel(&self, tiles: Tiles, lanes: Lanes, to: *mut u8) -> Panels<'_> {
+        let operand = if tiles == Tiles::Rows { &self.problem.rhs } else { &self.problem.lhs };
+        let (lane, lanes) = (lanes.first, lanes.len);
+        let panel_bytes = self.steps * STEP_BYTES;
+        Panels { operand, tiles, lane, lanes, element: 0, steps: self.steps, to, panel_bytes }
+    }
+
+    /// The tiles of a panel of columns; `copy` has room for one.
+    unsafe fn columns(&self, columns: Lanes, copy: *mut u8) -> ColumnTiles {
+        let rhs = &self.problem.rhs;
+        let steps = self.steps;
+        if columns.len == MICROTILE && self.problem.k.is_multiple_of(STEP) {
+            let lane = rhs.lane_stride * rhs.dtype.size() as isize;
+            return ColumnTiles {
+                from: rhs.at(columns.first, 0),
+                lane,
+                second: LANES as isize * lane,
+                step: LINE as isize,
+                next: rhs.at(columns.first + MICROTILE, 0),
+                steps,
+                fetched_lane: lane,
+            };
+        }
+        // SAFETY: the lanes lie within the operand, and the copy has room.
+        unsafe { pack(&self.panel(Tiles::Rows, columns, copy)) };
+        ColumnTiles {
+            from: copy,
+            lane: LINE as isize,
+            second: TILE_BYTES as isize,
+            step: STEP_BYTES as isize,
+            next: copy,
+            steps,
+            fetched_lane: 0,
+        }
+    }
+
+    /// Sets the results to what the target holds, or to zeros, and reads the bias of the columns. Returns the bias, or null.
+    unsafe fn prepare(&self, columns: Lanes, held: *mut f32, bias: *mut f32) -> *const f32 {
+        let (target, rows) = (self.problem.target, self.problem.lhs.lanes);
+        let task = PackTask {
+            from: target.at(0, columns.first).cast_const(),
+            step_stride: target.row_stride,
+            lane_stride: target.column_stride,
+            depth: rows,
+            elements: rows,
+            count: columns.len,
+            to: held,
+            width: MICROTILE,
+            panel_stride: MICROTILE,
+        };
+        // SAFETY: the columns lie within target and bias; there is room for 32 rows and for 32 numbers.
+        unsafe {
+            match self.problem.accum {
+                Accum::Replace => held.write_bytes(0, rows * MICROTILE),
+                Accum::Add => (F32.widen)(target.dtype)(&task),
+            }
+            let Bias::Columns(from) = self.problem.bias else { return std::ptr::null() };
+            let from = from.wrapping_add(columns.first * target.dtype.size());
+            let row = PackTask { from, lane_stride: 1, depth: 1, elements: 1, to: bias, ..task };
+            (F32.widen)(target.dtype)(&row);
+        }
+        bias
+    }
+
+    /// Rounds results to the target, with the bias of each row.
+    unsafe fn epilogue(&self, columns: Lanes, held: *const f32) {
+        let target = self.problem.target;
+        let (bias, bias_row) = match self.problem.bias {
+            Bias::Rows(bias) => (bias, 1),
+            Bias::None | Bias::Columns(_) => (std::ptr::null(), 0),
+        };
+        let epilogue = Epilogue {
+            from: held,
+            from_row: MICROTILE as isize,
+            rows: self.problem.lhs.lanes,
+            columns: columns.len,
+            to: target.at(0, columns.first),
+            row_stride: target.row_stride,
+            column_stride: target.column_stride,
+            bias,
+            bias_row,
+            bias_column: 0,
+        };
+        // SAFETY: the columns lie within the target, and the bias has a number for each row.
+        unsafe { (F32.epilogue)(target.dtype)(&epilogue) };
+    }
+}
+
+/// The sums of 32 columns by 32 rows over the steps of a part, as four tiles.
+///
+/// # Safety
+/// The part's tiles are there, `sums` have room, and the thread's tile registers have the shape of whole tiles.
+unsafe fn multiply(part: &Part, sums: *mut u8) {
+    debug_assert!(part.steps > 0);
+    // SAFETY: the caller's promise; prefetches have no effect but on caches, and all that is changed is named.
+    unsafe {
+        asm!(
+            "mov rax, [rdi]",
+            "mov rcx, [rdi + 8]",
+            "mov r8, [rdi + 16]",
+            "mov r9, [rdi + 32]",
+            "mov r10, [rdi + 40]",
+            "mov r11, [rdi + 48]",
+            "mov r12, [rdi + 56]",
+            "mov r13, [rdi + 64]",
+            "tilezero tmm0",
+            "tilezero tmm1",
+            "tilezero tmm2",
+            "tilezero tmm3",
+            "2:",
+            "mov r14, r11",
+            "tileloadd tmm6, [r9 + rdx]",
+            "tileloadd tmm4, [rax + r8]",
+            ".rept 8",
+            "prefetcht1 [r14]",
+            "prefetcht1 [r14 + r12]",
+            "lea r14, [r14 + 2*r12]",
+            ".endr",
+            "tdpbf16ps tmm0, tmm4, tmm6",
+            "tileloadd tmm7, [r9 + rdx + 1024]",
+            "tdpbf16ps tmm1, tmm4, tmm7",
+            "tileloadd tmm5, [rcx + r8]",
+            ".rept 8",
+            "prefetcht1 [r14]",
+            "prefetcht1 [r14 + r12]",
+            "lea r14, [r14 + 2*r12]",
+            ".endr",
+            "tdpbf16ps tmm2, tmm5, tmm6",
+            "tdpbf16ps tmm3, tmm5, tmm7",
+            "add rax, [rdi + 24]",
+            "add rcx, [rdi + 24]",
+            "add r9, 2048",
+            "add r11, 64",
+            "dec r13",
+            "cmovz r11, [rdi + 72]",
+            "dec r10",
+            "jnz 2b",
+            "tilestored [rsi + rdx], tmm0",
+            "tilestored [rsi + rdx + 1024], tmm1",
+            "tilestored [rsi + rdx + 2048], tmm2",
+            "tilestored [rsi + rdx + 3072], tmm3",
+            in("rdi") part,
+            in("rsi") sums,
+            in("rdx") LINE,
+            out("rax") _, out("rcx") _, out("r8") _, out("r9") _, out("r10") _, out("r11") _, out("r12") _, out("r13") _,
+            out("r14") _,
+            out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _, out("tmm4") _, out("tmm5") _,
+            out("tmm6") _, out("tmm7") _,
+            options(nostack)
+        );
+    }
+}
+
+with_avx512! { enabled!
+    /// held = held + alpha * the transposed sums \[+ bias\], in `rows` rows of 32.
+    ///
+    /// # Safety
+    /// There are four tiles of sums, so many rows, and 32 numbers of a bias that is not null.
+    unsafe fn add_sums(sums: *const f32, alpha: f32, bias: *const f32, rows: usize, held: *mut f32) {
+        // SAFETY: the caller's promise; the processor has AVX-512.
+        unsafe {
+            let alpha = F32x16::splat(alpha);
+            for first in (0..rows).step_by(LANES) {
+                for column in (0..MICROTILE).step_by(LANES) {
+                    let tile = sums.add((column / LANES * 2 + first / LANES) * LANES * LANES);
+                    let mut square = std::array::from_fn(|i| F32x16::load(tile.add(i * LANES)));
+                    F32x16::transpose(&mut square);
+                    for (i, sum) in square.into_iter().enumerate().take(rows - first) {
+                        let held = held.add((first + i) * MICROTILE + column);
+                        let mut value = alpha.mul_add(sum, F32x16::load(held));
+                        if !bias.is_null() {
+                            value = value.add(F32x16::load(bias.add(column)));
+                        }
+                        value.store(held);
+                    }
+                }
+            }
+        }
+    }
+}
