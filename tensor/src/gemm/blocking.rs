@@ -41,6 +41,8 @@ pub(super) struct CacheBlocking {
     pub cache_blocks: [usize; 3],
     /// The operand that each thread packs for itself, a tile's lanes at a time: 0 for the left, 1 for the right one.
     pub own: Option<usize>,
+    /// Bands of rows whose tiles follow one another: one for each thread, or one for all.
+    pub bands: usize,
 }
 
 /// The dimensions of a product and what it is computed with.
@@ -119,12 +121,29 @@ impl CacheBlocking {
         let wanted = if threads > 1 && m > FEW { (8 * threads).div_ceil(across) } else { 1 };
         let mc = rows.div_ceil(wanted).next_multiple_of(mr).min(MC);
         let cache_blocks = [m.div_ceil(rows), n.div_ceil(columns), k.div_ceil(depth)];
-        CacheBlocking { kc, depth, rows, columns, mc, nc, nr, cache_blocks, own }
+        // Threads that have rows of their own read all columns, and find their rows in their caches in the next operation.
+        let banded = m > n && own != Some(0) && (own.is_none() || m >= USES * threads);
+        let bands = if banded { threads } else { 1 };
+        CacheBlocking { kc, depth, rows, columns, mc, nc, nr, cache_blocks, own, bands }
     }
 
     /// Number of tiles in so many rows and columns.
     pub(super) fn tiles(&self, rows: usize, columns: usize) -> usize {
         rows.div_ceil(self.mc) * columns.div_ceil(self.nc)
+    }
+
+    /// The row and column, in tiles, of tile number `number` of so many lanes. Tiles of the lanes that a thread packs for
+    /// itself follow one another, and so do those of a band.
+    pub(super) fn tile(&self, [rows, columns]: [usize; 2], number: usize) -> [usize; 2] {
+        let (down, across) = (rows.div_ceil(self.mc), columns.div_ceil(self.nc));
+        if self.own == Some(0) {
+            return [number / across, number % across];
+        }
+        // Bands end after `down` times 1, 2, ... of `bands` rows of tiles.
+        let band = ((number / across + 1) * self.bands - 1) / down;
+        let [first, end] = [band, band + 1].map(|band| band * down / self.bands);
+        let number = number - first * across;
+        [first + number % (end - first), number / (end - first)]
     }
 }
 
@@ -154,6 +173,39 @@ mod tests {
         // 64 threads would pack each of 4 chunks 16 times.
         assert_eq!(own(64, [1024, 768, 768], right), None);
         assert_eq!(own(64, [4096, 768, 768], right), Some(1));
+    }
+
+    #[test]
+    fn tiles_of_a_thread_share_rows_where_these_are_more() {
+        for (dims, packed, threads, bands) in [
+            // A linear layer of 768 rows, its input gradient, and layers with more columns than rows.
+            ([768, 128, 512], [false, true], 2, 2),
+            ([768, 512, 128], [false, false], 3, 3),
+            ([768, 768, 3072], [false, true], 2, 1),
+            // Each thread would pack all columns for too few rows.
+            ([768, 128, 512], [false, true], 4, 1),
+            // Threads pack rows for themselves, which gives them bands anyway.
+            ([768, 512, 512], [true, true], 2, 1),
+        ] {
+            let [rows, k, columns] = dims;
+            let shape =
+                GemmShape { rows, columns, k, threads, bytes: 4, lanes: 16, mr: 8, vectors: 3 };
+            let plan = CacheBlocking::new(shape, packed);
+            assert_eq!(plan.bands, bands, "{dims:?}, {threads} threads");
+            let lanes = [rows.min(plan.rows), columns.min(plan.columns)];
+            let count = plan.tiles(lanes[0], lanes[1]);
+            let tiles: Vec<[usize; 2]> =
+                (0..count).map(|number| plan.tile(lanes, number)).collect();
+            let mut sorted = tiles.clone();
+            sorted.sort_unstable();
+            let across = lanes[1].div_ceil(plan.nc);
+            let all: Vec<[usize; 2]> = (0..count).map(|i| [i / across, i % across]).collect();
+            assert_eq!(sorted, all, "{dims:?}, {threads} threads: each tile once");
+            if bands > 1 {
+                let band = |[row, _]: [usize; 2]| row * bands / lanes[0].div_ceil(plan.mc);
+                assert!(tiles.is_sorted_by_key(|&tile| band(tile)), "{tiles:?}");
+            }
+        }
     }
 
     #[test]

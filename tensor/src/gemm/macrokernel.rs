@@ -55,7 +55,8 @@ impl<T: Compute> GemmTask<T> {
         thread: usize,
     ) {
         let (plan, target) = (&self.plan, self.problem.target);
-        let [i0, j0] = self.tile_start(rows, columns, number);
+        let [i, j] = plan.tile([rows.lanes, columns.lanes], number);
+        let (i0, j0) = (i * plan.mc, j * plan.nc);
         // SAFETY: the caller's promise.
         unsafe { self.pack_own(rows, columns, [i0, j0], thread) };
         let (row, column) = (rows.lane + i0, columns.lane + j0);
@@ -100,19 +101,6 @@ impl<T: Compute> GemmTask<T> {
             if last && !self.stores_result {
                 self.epilogue(&place);
             }
-        }
-    }
-
-    /// The first row and column, within a cache block, of tile number `number`. Tiles of the lanes that a thread packs for
-    /// itself follow one another.
-    fn tile_start(&self, rows: Range, columns: Range, number: usize) -> [usize; 2] {
-        let CacheBlocking { mc, nc, .. } = self.plan;
-        if self.lhs.access == Access::PackedPerTile {
-            let across = columns.lanes.div_ceil(nc);
-            [number / across * mc, number % across * nc]
-        } else {
-            let down = rows.lanes.div_ceil(mc);
-            [number % down * mc, number / down * nc]
         }
     }
 

@@ -22,7 +22,8 @@
 //! | | cache block of an operand | 2048 x 1024, 8 MiB | L3 |
 //!
 //! Each thread packs the longer operand for itself, a tile's lanes at a time, unless that were too often. They stay in its
-//! L2 while it computes the tiles that have them. Panels for all threads go through L3 or from core to core.
+//! L2 while it computes the tiles that have them. Panels for all threads go through L3 or from core to core. Where rows are
+//! more than columns, each thread begins with a band of rows: the operations before and after give it the same rows.
 //!
 //! `blocking.rs` chooses the sizes, `scheduler.rs` runs the two outer loops, `macrokernel.rs` the three inner ones. The
 //! microkernel applies the epilogue to the last sums: bias and rounding. Products of few rows read columns where they lie

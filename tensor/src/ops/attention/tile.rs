@@ -9,8 +9,8 @@ use crate::numeric::disjoint::Disjoint;
 use crate::numeric::real::fold_lanes;
 use crate::numeric::simd::vectorized;
 use crate::ops::random::last_dropped;
+use crate::thread_team::Parts;
 use crate::{Device, Element, RandomKey, Real, Result, Scalar, Tensor};
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 /// Queries and keys of a tile: with heads of 64 in f32, blocks of 16 and 32 KiB.
 pub(super) const QUERIES: usize = 64;
@@ -353,9 +353,9 @@ pub(super) fn padded(n: usize) -> usize {
     n.next_multiple_of(PAD)
 }
 
-/// Calls `f(task, workspace)` for every task; as many tasks run at a time as there are threads, each
-/// with `size` elements of its own. Tasks must not depend on one another, nor on what the workspace
-/// holds.
+/// Calls `f(task, workspace)` for every task; as many tasks run at a time as there are threads, each with `size` elements of
+/// its own. A thread begins with a run of tasks of its own: of the same samples in every layer. Tasks must not depend on one
+/// another, nor on what the workspace holds.
 pub(super) fn for_each_task<A: Element>(
     device: &Device,
     tasks: usize,
@@ -367,7 +367,7 @@ pub(super) fn for_each_task<A: Element>(
     let size = padded(size);
     let mut workspace = Tensor::empty(device, A::DTYPE, &[slots, size])?;
     let workspace = Disjoint::new(workspace.as_mut_slice::<A>()?);
-    let next = AtomicUsize::new(0);
+    let parts = Parts::new(slots.max(1));
     device.for_each(slots, work, &|slot| {
         // SAFETY: each slot has its own run of the workspace.
         let workspace = unsafe { workspace.part(slot * size, size) };
@@ -375,12 +375,8 @@ pub(super) fn for_each_task<A: Element>(
             // What a task reads without having written it shows.
             workspace.fill(A::from_acc(Real::from_f64(f64::NAN)));
         }
-        loop {
-            let task = next.fetch_add(1, Relaxed);
-            if task >= tasks {
-                break;
-            }
-            f(task, workspace);
+        while let Some(task) = parts.take(&(0..tasks), slot, |_| 1) {
+            f(task.start, workspace);
         }
     });
     Ok(())
