@@ -122,7 +122,7 @@ impl CacheBlocking {
         let mc = rows.div_ceil(wanted).next_multiple_of(mr).min(MC);
         let cache_blocks = [m.div_ceil(rows), n.div_ceil(columns), k.div_ceil(depth)];
         // Threads that have rows of their own read all columns, and find their rows in their caches in the next operation.
-        let banded = m > n && own != Some(0) && (own.is_none() || m >= USES * threads);
+        let banded = m > n && own != Some(0) && (own.is_none() || rows >= USES * threads);
         let bands = if banded { threads } else { 1 };
         CacheBlocking { kc, depth, rows, columns, mc, nc, nr, cache_blocks, own, bands }
     }
@@ -139,7 +139,7 @@ impl CacheBlocking {
         if self.own == Some(0) {
             return [number / across, number % across];
         }
-        // Bands end after `down` times 1, 2, ... of `bands` rows of tiles.
+        // Band b ends before row (b + 1) * down / bands.
         let band = ((number / across + 1) * self.bands - 1) / down;
         let [first, end] = [band, band + 1].map(|band| band * down / self.bands);
         let number = number - first * across;
@@ -192,19 +192,40 @@ mod tests {
                 GemmShape { rows, columns, k, threads, bytes: 4, lanes: 16, mr: 8, vectors: 3 };
             let plan = CacheBlocking::new(shape, packed);
             assert_eq!(plan.bands, bands, "{dims:?}, {threads} threads");
-            let lanes = [rows.min(plan.rows), columns.min(plan.columns)];
+        }
+    }
+
+    #[test]
+    fn bands_have_each_tile_once() {
+        let shape = GemmShape {
+            rows: 64,
+            k: 64,
+            columns: 64,
+            threads: 1,
+            bytes: 4,
+            lanes: 16,
+            mr: 8,
+            vectors: 3,
+        };
+        let plan = CacheBlocking::new(shape, [false; 2]);
+        for (down, across, bands) in (1..8).flat_map(|down| {
+            (1..4).flat_map(move |across| (1..10).map(move |bands| (down, across, bands)))
+        }) {
+            let plan = CacheBlocking { mc: 8, nc: 16, bands, ..plan };
+            let lanes = [8 * down - 3, 16 * across - 5];
             let count = plan.tiles(lanes[0], lanes[1]);
             let tiles: Vec<[usize; 2]> =
                 (0..count).map(|number| plan.tile(lanes, number)).collect();
+            let what = format!("{down} x {across} tiles in {bands} bands: {tiles:?}");
+            // Of the bands that end below a row, the first has it.
+            let band = |&[row, _]: &[usize; 2]| {
+                (0..bands).position(|band| row < (band + 1) * down / bands).expect("the last")
+            };
+            assert!(tiles.is_sorted_by_key(band), "{what}");
             let mut sorted = tiles.clone();
             sorted.sort_unstable();
-            let across = lanes[1].div_ceil(plan.nc);
             let all: Vec<[usize; 2]> = (0..count).map(|i| [i / across, i % across]).collect();
-            assert_eq!(sorted, all, "{dims:?}, {threads} threads: each tile once");
-            if bands > 1 {
-                let band = |[row, _]: [usize; 2]| row * bands / lanes[0].div_ceil(plan.mc);
-                assert!(tiles.is_sorted_by_key(|&tile| band(tile)), "{tiles:?}");
-            }
+            assert_eq!(sorted, all, "{what}");
         }
     }
 

@@ -196,6 +196,7 @@ fn every_layout_matches_the_naive_product() {
                         case.check::<f64, f64, f64>();
                         case.check::<bf16, bf16, f32>();
                         Case { dims: [20, 22, 50], ..case }.check::<bf16, bf16, bf16>();
+                        Case { dims: [20, 64, 100], ..case }.check::<bf16, bf16, bf16>();
                         Case { dims: [150, 70, 300], alpha: -0.5, ..case }.check::<f32, f32, f32>();
                     }
                 }
@@ -351,7 +352,7 @@ fn bits<T: Element, D: Element<Acc = T::Acc>>(
 }
 
 fn check_bits<T: Element, D: Element<Acc = T::Acc>>(level: Isa, accum: Accum) {
-    for (m, k, n) in [(70, 90, 110), (300, 600, 500), (45, 2300, 210)] {
+    for (m, k, n) in [(70, 90, 110), (300, 600, 500), (70, 1088, 110), (45, 2300, 210)] {
         let mut numbers = Numbers(5);
         let lhs = Matrix::<T>::new(m, k, Layout::Rows, &mut numbers);
         let rhs = Matrix::<T>::new(k, n, Layout::Columns, &mut numbers);

@@ -367,7 +367,7 @@ pub(super) fn for_each_task<A: Element>(
     let size = padded(size);
     let mut workspace = Tensor::empty(device, A::DTYPE, &[slots, size])?;
     let workspace = Disjoint::new(workspace.as_mut_slice::<A>()?);
-    let parts = Parts::new(slots.max(1));
+    let parts = Parts::new(slots);
     device.for_each(slots, work, &|slot| {
         // SAFETY: each slot has its own run of the workspace.
         let workspace = unsafe { workspace.part(slot * size, size) };

@@ -42,7 +42,7 @@ struct Product {
 // private memory.
 unsafe impl Sync for Product {}
 
-/// Computes the problem, whose steps are elements, with a team.
+/// Computes the problem, whose steps are elements, with a team: here or, of few rows, in [`stream`].
 /// Errors if there is no memory for packed operands.
 ///
 /// # Safety

@@ -1,9 +1,9 @@
 //! AMX products of few rows: columns go into tile registers from where they lie, each element once.
 //!
-//! A tile of 16 lanes by 32 elements holds lines of the cache as they are in memory if a lane's elements lie together, as in
-//! the weight (N, K) of a linear layer. So the columns of the product become the rows of tiles, the few rows are packed as their
-//! columns, and the sums of 32 columns by 32 rows are transposed before they are converted. A panel in which lanes or
-//! elements end is copied, with zeros. Every element has the bits that [`super::product`] gives it.
+//! A tile has 16 rows of 32 elements. If a lane's elements lie together, as in the weight (N, K) of a linear layer, a row is
+//! loaded from the operand itself. So the columns of the product become rows of tiles, and the few rows are packed as columns
+//! of tiles. The sums of 32 columns by 32 rows are transposed before they are converted. A panel in which lanes or elements end
+//! is copied, with zeros. Every element has the bits that [`super::product`] gives it.
 
 use super::blocking::sum_block;
 use super::config;
@@ -25,6 +25,8 @@ use std::arch::asm;
 
 /// Steps of a panel that are on their way from memory, 2 KiB each.
 const AHEAD: usize = 8;
+/// Elements of k, at most: the packed rows take 2 MiB then, and every panel of columns reads them again.
+const DEPTH: usize = 32 << 10;
 /// Lanes of a tile.
 const LANES: usize = MICROTILE / 2;
 /// Bytes of the bias of a panel of columns.
@@ -46,9 +48,14 @@ struct Stream {
 // own private memory.
 unsafe impl Sync for Stream {}
 
-/// Whether [`run`] computes the problem.
+/// Whether [`run`] computes the oriented problem: at most 32 rows, and columns whose elements lie together.
 pub(super) fn fits(problem: &Problem) -> bool {
-    problem.lhs.lanes <= MICROTILE && problem.rhs.step_stride == 1
+    problem.lhs.lanes <= MICROTILE && problem.rhs.step_stride == 1 && problem.k <= DEPTH
+}
+
+/// Whether the first `lanes` columns make whole tiles.
+fn whole(problem: &Problem, lanes: usize) -> bool {
+    lanes.is_multiple_of(MICROTILE) && problem.k.is_multiple_of(STEP)
 }
 
 /// Computes an oriented problem that [`fits`] with a team. Errors if there is no memory for what is packed.
@@ -63,7 +70,8 @@ pub(super) unsafe fn run(
 ) -> Result<()> {
     let steps = problem.k.div_ceil(STEP);
     let panel_bytes = steps * STEP_BYTES;
-    let private_bytes = 2 * SUMS_BYTES + BIAS_BYTES + panel_bytes;
+    let copy_bytes = if whole(&problem, problem.rhs.lanes) { 0 } else { panel_bytes };
+    let private_bytes = 2 * SUMS_BYTES + BIAS_BYTES + copy_bytes;
     with_workspace(panel_bytes + threads * private_bytes, |rows| {
         let private = rows.wrapping_add(panel_bytes);
         let work = Stream { problem, alpha, steps, rows, private, private_bytes };
@@ -125,16 +133,19 @@ impl Work for Stream {
     }
 }
 
-/// Tiles of 32 columns, in memory or copied.
+/// Tiles of 32 columns, in the operand or copied.
 struct ColumnTiles {
     from: *const u8,
-    /// Bytes from lane to lane of a tile, to the second tile of a step, and to the next step.
+    /// Bytes from lane to lane of a tile.
     lane: isize,
+    /// Bytes to the second tile of a step.
     second: isize,
+    /// Bytes to the next step.
     step: isize,
-    /// The panel that follows in memory, and all steps of either; nothing is fetched for a copied panel.
-    next: *const u8,
     steps: usize,
+    /// The panel that is read next.
+    next: *const u8,
+    /// Bytes from lane to lane of what is fetched. If 0, one line of a copied panel is fetched again and again.
     fetched_lane: isize,
 }
 
@@ -191,15 +202,15 @@ impl Stream {
     unsafe fn columns(&self, columns: Lanes, copy: *mut u8) -> ColumnTiles {
         let rhs = &self.problem.rhs;
         let steps = self.steps;
-        if columns.len == MICROTILE && self.problem.k.is_multiple_of(STEP) {
+        if whole(&self.problem, columns.len) {
             let lane = rhs.lane_stride * rhs.dtype.size() as isize;
             return ColumnTiles {
                 from: rhs.at(columns.first, 0),
                 lane,
                 second: LANES as isize * lane,
                 step: LINE as isize,
-                next: rhs.at(columns.first + MICROTILE, 0),
                 steps,
+                next: rhs.at(columns.first + MICROTILE, 0),
                 fetched_lane: lane,
             };
         }
@@ -210,8 +221,8 @@ impl Stream {
             lane: LINE as isize,
             second: TILE_BYTES as isize,
             step: STEP_BYTES as isize,
-            next: copy,
             steps,
+            next: copy,
             fetched_lane: 0,
         }
     }
