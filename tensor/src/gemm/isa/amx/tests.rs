@@ -141,6 +141,8 @@ fn products_have_the_bits_of_the_model() {
         ([32, 768, 2100], 3),
         ([17, 2080, 64], 1),
         ([7, 5000, 200], 2),
+        // Few rows of more elements than are packed for all columns.
+        ([3, 33_000, 40], 2),
     ] {
         for accum in [Accum::Replace, Accum::Add] {
             for (alpha, bias) in [(1.0, true), (0.3, false)] {
