@@ -159,7 +159,7 @@ pub(super) unsafe fn epilogue<V: Vector, D: Element<Acc = V::Scalar>>(task: &Epi
             let from = from.offset(i as isize * from_row);
             let to = task.to.cast::<D>().offset(i as isize * row_stride);
             let mut done = 0;
-            while column_stride == 1 && bias_column == 0 && done < columns {
+            while column_stride == 1 && done < columns {
                 let lanes = (columns - done).min(V::LANES);
                 let whole = lanes == V::LANES;
                 let mut value = if whole {
@@ -169,6 +169,10 @@ pub(super) unsafe fn epilogue<V: Vector, D: Element<Acc = V::Scalar>>(task: &Epi
                 };
                 if bias_row == 1 {
                     value = value.add(V::splat((*bias.add(i)).acc()));
+                } else if bias_column == 1 {
+                    let bias = bias.add(done);
+                    value =
+                        value.add(if whole { V::widen(bias) } else { V::widen_first(bias, lanes) });
                 }
                 if whole {
                     value.narrow(to.add(done));

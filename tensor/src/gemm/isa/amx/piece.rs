@@ -28,6 +28,60 @@ pub(super) struct Lanes {
     pub len: usize,
 }
 
+/// Reads a part of the target, of at most 32 columns, into rows of 32 floats.
+///
+/// # Safety
+/// It lies within the target, and `to` has room.
+pub(super) unsafe fn widen_target(problem: &Problem, rows: Lanes, columns: Lanes, to: *mut f32) {
+    let target = problem.target;
+    let task = PackTask {
+        from: target.at(rows.first, columns.first).cast_const(),
+        step_stride: target.row_stride,
+        lane_stride: target.column_stride,
+        depth: rows.len,
+        elements: rows.len,
+        count: columns.len,
+        to,
+        width: MICROTILE,
+        panel_stride: MICROTILE,
+    };
+    // SAFETY: the caller's promise, passed on.
+    unsafe { (F32.widen)(target.dtype)(&task) };
+}
+
+/// Rounds rows of 32 floats, with the bias, into a part of the target of at most 32 columns.
+///
+/// # Safety
+/// It lies within the target, whose bias is there, and `from` has the rows.
+pub(super) unsafe fn round_to_target(
+    problem: &Problem,
+    rows: Lanes,
+    columns: Lanes,
+    from: *const f32,
+) {
+    let target = problem.target;
+    let size = target.dtype.size();
+    let (bias, bias_row, bias_column) = match problem.bias {
+        Bias::None => (std::ptr::null(), 0, 0),
+        Bias::Rows(bias) => (bias.wrapping_add(rows.first * size), 1, 0),
+        Bias::Columns(bias) => (bias.wrapping_add(columns.first * size), 0, 1),
+    };
+    let epilogue = Epilogue {
+        from,
+        from_row: MICROTILE as isize,
+        rows: rows.len,
+        columns: columns.len,
+        to: target.at(rows.first, columns.first),
+        row_stride: target.row_stride,
+        column_stride: target.column_stride,
+        bias,
+        bias_row,
+        bias_column,
+    };
+    // SAFETY: the caller's promise, passed on.
+    unsafe { (F32.epilogue)(target.dtype)(&epilogue) };
+}
+
 /// A panel of rows by a chunk of columns, and the memory to compute it with.
 pub(super) struct Piece<'a> {
     pub problem: &'a Problem,
@@ -89,15 +143,8 @@ impl Piece<'_> {
             }
             for panel in 0..self.panels() {
                 if self.is_fetched(panel) {
-                    let columns = self.columns_of(panel);
-                    (F32.widen)(target.dtype)(&PackTask {
-                        from: target.at(self.rows.first, columns.first),
-                        depth: self.rows.len,
-                        elements: self.rows.len,
-                        count: columns.len,
-                        to: self.held_block(panel),
-                        ..task
-                    });
+                    let held = self.held_block(panel);
+                    widen_target(self.problem, self.rows, self.columns_of(panel), held);
                 }
             }
         }
@@ -209,32 +256,13 @@ impl Piece<'_> {
 
     /// Rounds held blocks to the parts of the target that the microkernel does not write.
     pub(super) unsafe fn epilogue(&self) {
-        let target = self.problem.target;
-        let size = target.dtype.size();
         for panel in 0..self.panels() {
             if !self.last || self.is_direct(panel) {
                 continue;
             }
             let columns = self.columns_of(panel);
-            let (bias, bias_row, bias_column) = match self.problem.bias {
-                Bias::None => (std::ptr::null(), 0, 0),
-                Bias::Rows(bias) => (bias.wrapping_add(self.rows.first * size), 1, 0),
-                Bias::Columns(bias) => (bias.wrapping_add(columns.first * size), 0, 1),
-            };
-            let epilogue = Epilogue {
-                from: self.held_block(panel),
-                from_row: MICROTILE as isize,
-                rows: self.rows.len,
-                columns: columns.len,
-                to: target.at(self.rows.first, columns.first),
-                row_stride: target.row_stride,
-                column_stride: target.column_stride,
-                bias,
-                bias_row,
-                bias_column,
-            };
-            // SAFETY: the panel lies within the target, and its part of the bias within the bias.
-            unsafe { (F32.epilogue)(target.dtype)(&epilogue) };
+            // SAFETY: the panel lies within the target.
+            unsafe { round_to_target(self.problem, self.rows, columns, self.held_block(panel)) };
         }
     }
 

@@ -9,13 +9,11 @@ use super::blocking::sum_block;
 use super::config;
 use super::microkernel::{MICROTILE, STEP_BYTES, SUMS_BYTES, TILE_BYTES};
 use super::pack::{Panels, STEP, Tiles, pack};
-use super::piece::Lanes;
+use super::piece::{Lanes, round_to_target, widen_target};
 use crate::gemm::Accum;
-use crate::gemm::isa::avx512::{F32, F32x16};
+use crate::gemm::isa::avx512::F32x16;
 use crate::gemm::isa::vector::Vector;
-use crate::gemm::pack::Epilogue;
-use crate::gemm::pack_task::PackTask;
-use crate::gemm::problem::{Bias, Problem};
+use crate::gemm::problem::Problem;
 use crate::gemm::scheduler::{self, CacheBlock, Work};
 use crate::gemm::workspace::with_workspace;
 use crate::numeric::prefetch::LINE;
@@ -26,11 +24,9 @@ use std::arch::asm;
 /// Steps of a panel that are on their way from memory, 2 KiB each.
 const AHEAD: usize = 8;
 /// Elements of k, at most: the packed rows take 2 MiB then, and every panel of columns reads them again.
-const DEPTH: usize = 32 << 10;
+const MOST_ELEMENTS: usize = 32 << 10;
 /// Lanes of a tile.
 const LANES: usize = MICROTILE / 2;
-/// Bytes of the bias of a panel of columns.
-const BIAS_BYTES: usize = MICROTILE * size_of::<f32>();
 
 /// A product and its memory.
 struct Stream {
@@ -39,7 +35,7 @@ struct Stream {
     steps: usize,
     /// The packed rows.
     rows: *mut u8,
-    /// The threads' own memory: sums, 32 rows of 32 results, the bias of 32 columns, a copied panel.
+    /// The threads' own memory: sums, 32 rows of 32 results, a copied panel.
     private: *mut u8,
     private_bytes: usize,
 }
@@ -50,7 +46,7 @@ unsafe impl Sync for Stream {}
 
 /// Whether [`run`] computes the oriented problem: at most 32 rows, and columns whose elements lie together.
 pub(super) fn fits(problem: &Problem) -> bool {
-    problem.lhs.lanes <= MICROTILE && problem.rhs.step_stride == 1 && problem.k <= DEPTH
+    problem.lhs.lanes <= MICROTILE && problem.rhs.step_stride == 1 && problem.k <= MOST_ELEMENTS
 }
 
 /// Whether the first `lanes` columns make whole tiles.
@@ -71,7 +67,7 @@ pub(super) unsafe fn run(
     let steps = problem.k.div_ceil(STEP);
     let panel_bytes = steps * STEP_BYTES;
     let copy_bytes = if whole(&problem, problem.rhs.lanes) { 0 } else { panel_bytes };
-    let private_bytes = 2 * SUMS_BYTES + BIAS_BYTES + copy_bytes;
+    let private_bytes = 2 * SUMS_BYTES + copy_bytes;
     with_workspace(panel_bytes + threads * private_bytes, |rows| {
         let private = rows.wrapping_add(panel_bytes);
         let work = Stream { problem, alpha, steps, rows, private, private_bytes };
@@ -94,31 +90,31 @@ impl Work for Stream {
     }
 
     unsafe fn pack(&self, _: CacheBlock, _: usize) {
-        let lanes = Lanes { first: 0, len: self.problem.lhs.lanes };
         // SAFETY: the panel has room for all rows.
-        unsafe { pack(&self.panel(Tiles::Columns, lanes, self.rows)) };
+        unsafe { pack(&self.panel(Tiles::Columns, self.all_rows(), self.rows)) };
     }
 
     unsafe fn compute(&self, _: CacheBlock, number: usize, thread: usize) {
         let first = number * MICROTILE;
         let columns = Lanes { first, len: MICROTILE.min(self.problem.rhs.lanes - first) };
+        let rows = self.all_rows();
         let sums = self.private.wrapping_add(thread * self.private_bytes);
-        let held = sums.wrapping_add(SUMS_BYTES);
-        let bias = held.wrapping_add(SUMS_BYTES);
-        let (held, copy) = (held.cast::<f32>(), bias.wrapping_add(BIAS_BYTES));
+        let held = sums.wrapping_add(SUMS_BYTES).cast::<f32>();
         // SAFETY: the columns lie within operand and target, private memory has room for whole panels, and shapes have
         // been loaded by `enter`.
         unsafe {
-            let panel = self.columns(columns, copy);
-            let bias = self.prepare(columns, held, bias.cast());
+            let panel = self.columns(columns, sums.wrapping_add(2 * SUMS_BYTES));
+            match self.problem.accum {
+                Accum::Replace => held.write_bytes(0, rows.len * MICROTILE),
+                Accum::Add => widen_target(&self.problem, rows, columns, held),
+            }
             let block = sum_block(self.problem.k) / STEP;
             for start in (0..self.steps).step_by(block) {
                 let steps = block.min(self.steps - start);
                 multiply(&panel.part(start, steps, self.rows), sums);
-                let bias = if start + steps == self.steps { bias } else { std::ptr::null() };
-                add_sums(sums.cast(), self.alpha, bias, self.problem.lhs.lanes, held);
+                add_sums(sums.cast(), self.alpha, rows.len, held);
             }
-            self.epilogue(columns, held);
+            round_to_target(&self.problem, rows, columns, held);
         }
     }
 
@@ -190,6 +186,10 @@ impl ColumnTiles {
 }
 
 impl Stream {
+    fn all_rows(&self) -> Lanes {
+        Lanes { first: 0, len: self.problem.lhs.lanes }
+    }
+
     /// A panel of all steps of an operand's lanes.
     fn panel(&self, tiles: Tiles, lanes: Lanes, to: *mut u8) -> Panels<'_> {
         let operand = if tiles == Tiles::Rows { &self.problem.rhs } else { &self.problem.lhs };
@@ -225,57 +225,6 @@ impl Stream {
             next: copy,
             fetched_lane: 0,
         }
-    }
-
-    /// Sets the results to what the target holds, or to zeros, and reads the bias of the columns. Returns the bias, or null.
-    unsafe fn prepare(&self, columns: Lanes, held: *mut f32, bias: *mut f32) -> *const f32 {
-        let (target, rows) = (self.problem.target, self.problem.lhs.lanes);
-        let task = PackTask {
-            from: target.at(0, columns.first).cast_const(),
-            step_stride: target.row_stride,
-            lane_stride: target.column_stride,
-            depth: rows,
-            elements: rows,
-            count: columns.len,
-            to: held,
-            width: MICROTILE,
-            panel_stride: MICROTILE,
-        };
-        // SAFETY: the columns lie within target and bias; there is room for 32 rows and for 32 numbers.
-        unsafe {
-            match self.problem.accum {
-                Accum::Replace => held.write_bytes(0, rows * MICROTILE),
-                Accum::Add => (F32.widen)(target.dtype)(&task),
-            }
-            let Bias::Columns(from) = self.problem.bias else { return std::ptr::null() };
-            let from = from.wrapping_add(columns.first * target.dtype.size());
-            let row = PackTask { from, lane_stride: 1, depth: 1, elements: 1, to: bias, ..task };
-            (F32.widen)(target.dtype)(&row);
-        }
-        bias
-    }
-
-    /// Rounds results to the target, with the bias of each row.
-    unsafe fn epilogue(&self, columns: Lanes, held: *const f32) {
-        let target = self.problem.target;
-        let (bias, bias_row) = match self.problem.bias {
-            Bias::Rows(bias) => (bias, 1),
-            Bias::None | Bias::Columns(_) => (std::ptr::null(), 0),
-        };
-        let epilogue = Epilogue {
-            from: held,
-            from_row: MICROTILE as isize,
-            rows: self.problem.lhs.lanes,
-            columns: columns.len,
-            to: target.at(0, columns.first),
-            row_stride: target.row_stride,
-            column_stride: target.column_stride,
-            bias,
-            bias_row,
-            bias_column: 0,
-        };
-        // SAFETY: the columns lie within the target, and the bias has a number for each row.
-        unsafe { (F32.epilogue)(target.dtype)(&epilogue) };
     }
 }
 
@@ -345,11 +294,11 @@ unsafe fn multiply(part: &Part, sums: *mut u8) {
 }
 
 with_avx512! { enabled!
-    /// held = held + alpha * the transposed sums \[+ bias\], in `rows` rows of 32.
+    /// held = held + alpha * the transposed sums, in `rows` rows of 32.
     ///
     /// # Safety
-    /// There are four tiles of sums, so many rows, and 32 numbers of a bias that is not null.
-    unsafe fn add_sums(sums: *const f32, alpha: f32, bias: *const f32, rows: usize, held: *mut f32) {
+    /// There are four tiles of sums and so many rows.
+    unsafe fn add_sums(sums: *const f32, alpha: f32, rows: usize, held: *mut f32) {
         // SAFETY: the caller's promise; the processor has AVX-512.
         unsafe {
             let alpha = F32x16::splat(alpha);
@@ -360,11 +309,7 @@ with_avx512! { enabled!
                     F32x16::transpose(&mut square);
                     for (i, sum) in square.into_iter().enumerate().take(rows - first) {
                         let held = held.add((first + i) * MICROTILE + column);
-                        let mut value = alpha.mul_add(sum, F32x16::load(held));
-                        if !bias.is_null() {
-                            value = value.add(F32x16::load(bias.add(column)));
-                        }
-                        value.store(held);
+                        alpha.mul_add(sum, F32x16::load(held)).store(held);
                     }
                 }
             }
