@@ -91,10 +91,9 @@ fn own_side(
     (lanes[1 - side] >= USES * sharing).then_some(side)
 }
 
-/// kc of words or f32 values.
-#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
-pub(super) fn kc_steps(k: usize) -> usize {
-    even(k, KC_BYTES / size_of::<f32>(), GRAIN)
+/// kc of steps of so many bytes.
+pub(super) fn kc_steps(k: usize, bytes: usize) -> usize {
+    even(k, KC_BYTES / bytes, GRAIN)
 }
 
 impl CacheBlocking {
@@ -102,7 +101,7 @@ impl CacheBlocking {
     pub(super) fn new(size: GemmShape, packed: [bool; 2]) -> CacheBlocking {
         let GemmShape { rows: m, columns: n, k, threads, bytes, lanes, mr, vectors: most_vectors } =
             size;
-        let kc = even(k, KC_BYTES / bytes, GRAIN);
+        let kc = kc_steps(k, bytes);
         let nr = panel_vectors(n.div_ceil(lanes), most_vectors, mr.min(m)) * lanes;
         let own = own_side(packed, [m, n], [MC, NC_PANELS * nr], threads);
         let deepest = (CACHE_BLOCK_DEPTH_BYTES / bytes / kc).max(1) * kc;

@@ -26,7 +26,8 @@
 //! more than columns, each thread begins with a band of rows: the operations before and after give it the same rows.
 //!
 //! `blocking.rs` chooses the sizes, `scheduler.rs` runs the two outer loops, `macrokernel.rs` the three inner ones. The
-//! microkernel applies the epilogue to the last sums: bias and rounding. Products of few rows read columns where they lie
+//! microkernel applies the epilogue to the last sums: bias and rounding. Small weight gradients are summed by blocks of k, one
+//! for each thread (`split_k.rs`). Products of few rows read columns where they lie
 //! (`stream.rs`). Products of bf16 in AMX tiles have loops of their own, in `isa/amx/product.rs`, and in `isa/amx/stream.rs` if
 //! rows are few.
 //!
@@ -50,6 +51,7 @@ pub(crate) mod peak;
 mod problem;
 mod scheduler;
 pub(crate) mod small;
+mod split_k;
 mod stream;
 #[cfg(test)]
 mod tests;
@@ -62,6 +64,7 @@ pub use matrix::{Accum, MatMut, MatRef};
 
 use crate::{DType, Element, Error, Result, Scalar, ThreadTeam};
 use isa::Isa;
+use kernel::{Compute, GemmKernels};
 use kernel_table::{KernelTable, pair_kernels};
 use problem::{Bias, Operand, Problem, Target};
 
@@ -223,14 +226,32 @@ where
             return isa::amx::product::run(team, problem, crate::Real::f64(alpha) as f32);
         }
         if L::Acc::DTYPE == DType::F64 {
-            driver::run(f64::kernels(level), team, problem, crate::Real::f64(alpha))
+            run(f64::kernels(level), team, problem, crate::Real::f64(alpha))
         } else {
-            driver::run(
-                pairs.unwrap_or_else(|| f32::kernels(level)),
-                team,
-                problem,
-                crate::Real::f64(alpha) as f32,
-            )
+            let kernels = pairs.unwrap_or_else(|| f32::kernels(level));
+            run(kernels, team, problem, crate::Real::f64(alpha) as f32)
+        }
+    }
+}
+
+/// Computes a problem with a team, by blocks of k if that pays. Errors if there is no memory for packed operands.
+///
+/// # Safety
+/// The conditions of [`driver::run`].
+unsafe fn run<T: Compute>(
+    kernels: &'static GemmKernels<T>,
+    team: &ThreadTeam,
+    problem: Problem,
+    alpha: T,
+) -> Result<()> {
+    let problem = problem.oriented();
+    let dims = [problem.lhs.lanes, problem.k, problem.rhs.lanes];
+    let threads = scheduler::useful_threads(team.threads(), dims);
+    // SAFETY: the caller's promise, passed on.
+    unsafe {
+        match split_k::blocks(&problem, threads, alpha) {
+            Some(blocks) => split_k::run(kernels, team, threads, problem, blocks),
+            None => driver::run(kernels, team, problem, alpha),
         }
     }
 }

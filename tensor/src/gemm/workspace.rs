@@ -1,7 +1,7 @@
 //! Memory for packed panels: kept by each thread, in huge pages where the system grants them, and counted.
 
 use memmap2::MmapMut;
-use std::cell::Cell;
+use std::cell::RefCell;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use crate::{Error, Result};
@@ -13,7 +13,7 @@ const HUGE_PAGE: usize = 2 << 20;
 static BYTES: AtomicUsize = AtomicUsize::new(0);
 
 thread_local! {
-    static KEPT: Cell<Option<Workspace>> = const { Cell::new(None) };
+    static KEPT: RefCell<Vec<Workspace>> = const { RefCell::new(Vec::new()) };
 }
 
 /// Bytes that the threads of this process keep for packed operands of matrix products.
@@ -23,11 +23,16 @@ pub(crate) fn workspace_bytes() -> usize {
 
 /// Calls `body` with `bytes` of memory of arbitrary content, aligned to a page.
 ///
-/// The memory is taken out of the thread's slot meanwhile, so a product within `body` would get its own.
+/// A product within `body` gets memory of its own, which the thread keeps too.
 ///
 /// Errors if the system has no memory left.
 pub(super) fn with_workspace<R>(bytes: usize, body: impl FnOnce(*mut u8) -> R) -> Result<R> {
-    let kept = KEPT.take().filter(|kept| kept.0.len() - HUGE_PAGE >= bytes);
+    let kept = KEPT.with_borrow_mut(|kept| {
+        let fits = |kept: &Workspace| kept.0.len() - HUGE_PAGE >= bytes;
+        let best = (0..kept.len()).filter(|&i| fits(&kept[i])).min_by_key(|&i| kept[i].0.len());
+        // One that is too small gives way to a larger one.
+        best.map(|i| kept.swap_remove(i)).or_else(|| kept.pop().and(None))
+    });
     let mut workspace = match kept {
         Some(kept) => kept,
         None => Workspace::new(bytes)?,
@@ -35,7 +40,7 @@ pub(super) fn with_workspace<R>(bytes: usize, body: impl FnOnce(*mut u8) -> R) -
     let start = workspace.0.as_mut_ptr();
     // Huge pages begin at multiples of their size.
     let result = body(start.wrapping_add(start.align_offset(HUGE_PAGE)));
-    KEPT.set(Some(workspace));
+    KEPT.with_borrow_mut(|kept| kept.push(workspace));
     Ok(result)
 }
 
@@ -89,6 +94,10 @@ mod tests {
             assert!(workspace_bytes() >= LARGE);
             with_workspace(LARGE, |_| ()).unwrap();
             assert!(workspace_bytes() < 2 * LARGE, "the same memory is used again");
+            for _ in 0..2 {
+                with_workspace(LARGE, |_| with_workspace(LARGE, |_| ())).unwrap().unwrap();
+                assert!(workspace_bytes() < 3 * LARGE, "so is that of a product within another");
+            }
         })
         .join()
         .unwrap();

@@ -45,7 +45,7 @@ pub(super) struct Blocking {
 
 /// Elements that are summed from zero, in a product over `k`.
 pub(super) fn sum_block(k: usize) -> usize {
-    2 * kc_steps(k.div_ceil(2))
+    2 * kc_steps(k.div_ceil(2), size_of::<f32>())
 }
 
 impl Blocking {
