@@ -26,10 +26,9 @@
 //! more than columns, each thread begins with a band of rows: the operations before and after give it the same rows.
 //!
 //! `blocking.rs` chooses the sizes, `scheduler.rs` runs the two outer loops, `macrokernel.rs` the three inner ones. The
-//! microkernel applies the epilogue to the last sums: bias and rounding. Small weight gradients are summed by blocks of k, one
-//! for each thread (`split_k.rs`). Products of few rows read columns where they lie
-//! (`stream.rs`). Products of bf16 in AMX tiles have loops of their own, in `isa/amx/product.rs`, and in `isa/amx/stream.rs` if
-//! rows are few.
+//! microkernel applies the epilogue to the last sums: bias and rounding. For small weight gradients, each thread sums other blocks
+//! of k (`split_k.rs`). Products of few rows read columns where they lie (`stream.rs`). Products of bf16 in AMX tiles have
+//! loops of their own, in `isa/amx/product.rs`, and in `isa/amx/stream.rs` if rows are few.
 //!
 //! **The bits of an element depend only on its row of `lhs`, its column of `rhs`, k, alpha, what it held before, and
 //! the instruction set**: kc is a function of k alone, kc elements are summed in order, and these sums are added in
@@ -234,7 +233,7 @@ where
     }
 }
 
-/// Computes a problem with a team, by blocks of k if that pays. Errors if there is no memory for packed operands.
+/// Computes a problem with a team, by blocks of k if that pays. Errors if there is no memory for sums or packed operands.
 ///
 /// # Safety
 /// The conditions of [`driver::run`].

@@ -1,8 +1,9 @@
 //! Split-K: threads sum different blocks of k, and then add the sums of an element in the order of its blocks.
 //!
-//! A weight gradient sums over tokens. In a small model, most of the time goes to tokens that another core has written. Here
-//! each thread begins with a run of tokens, as in the operations before, and only sums go from core to core. Blocks are the kc
-//! steps of every product, so the result has the same bits.
+//! A weight gradient sums over tokens. In a small model, much of its time goes to reading tokens that another core has written.
+//! Here each thread begins with a run of tokens, as in the operations before, and only sums go from core to core. Blocks are the
+//! kc steps of every product, so the result has the same bits. One exception: a block's sum that underflows to -0 is added as 0,
+//! which shows if all else is -0 too.
 
 use super::Accum;
 use super::blocking::kc_steps;
@@ -40,19 +41,21 @@ struct SplitK<T: 'static> {
 // SAFETY: threads write different pieces of the target or of the waiting sums, and then different rows of the target.
 unsafe impl<T: Sync> Sync for SplitK<T> {}
 
-/// Blocks of k into which threads split an oriented problem; none if it is no small sum over rows of both operands.
+/// Blocks of k into which threads split an oriented problem. None if it is not a small sum over rows of both operands, without
+/// alpha and bias, into a target of the accumulator's type.
 pub(super) fn blocks<T: Compute>(problem: &Problem, threads: usize, alpha: T) -> Option<usize> {
     let Problem { k, lhs, rhs, target, .. } = *problem;
+    if threads == 1 {
+        return None;
+    }
     let blocks = k.div_ceil(kc_steps(k, size_of::<T>()));
-    let sums = (blocks - 1) * lhs.lanes * rhs.lanes;
+    let sums = (blocks - 1).saturating_mul(lhs.lanes).saturating_mul(rhs.lanes);
     let over_rows = [lhs, rhs].iter().all(|side| side.per_step == 1 && side.lane_stride == 1);
     let holds_sums = target.dtype == T::DTYPE && target.column_stride == 1;
     let adds_sums = alpha == T::ONE && matches!(problem.bias, Bias::None);
-    let shared = threads > 1
-        && blocks > 1
-        && blocks.is_multiple_of(threads)
+    let shared = blocks.is_multiple_of(threads)
         && scheduler::useful_threads(blocks, [lhs.lanes, k, rhs.lanes]) == blocks;
-    let small = sums * size_of::<T>() <= WAITING_BYTES;
+    let small = sums.saturating_mul(size_of::<T>()) <= WAITING_BYTES;
     (over_rows && holds_sums && adds_sums && shared && small).then_some(blocks)
 }
 
@@ -99,10 +102,13 @@ impl<T: Compute> Work for SplitK<T> {
     unsafe fn compute(&self, block: CacheBlock, number: usize, _: usize) {
         // SAFETY: the caller's promise, passed on.
         unsafe {
-            if block.index[2] != 0 {
+            let error = || self.error.lock().unwrap_or_else(PoisonError::into_inner);
+            if block.index[2] == 0 {
+                if let Err(failed) = self.sum(number / PIECES, number % PIECES) {
+                    *error() = Some(failed);
+                }
+            } else if error().is_none() {
                 self.add(number);
-            } else if let Err(error) = self.sum(number / PIECES, number % PIECES) {
-                *self.error.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
             }
         }
     }
@@ -182,23 +188,23 @@ vectorized! {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::DType;
     use crate::gemm::isa::Isa;
     use crate::gemm::problem::Target;
     use crate::gemm::{MatMut, MatRef, gemm_at};
+    use crate::{DType, Element, Real, Scalar, f16};
 
-    /// A product of (k, m)^T and (k, n), both in rows.
-    fn problem([m, k, n]: [usize; 3]) -> Problem {
+    /// A product of (k, m)^T and (k, n), both in rows of `S`.
+    fn problem<S: Element>([m, k, n]: [usize; 3]) -> Problem {
         let operand = |lanes: usize| Operand {
             data: std::ptr::null(),
-            dtype: DType::F32,
+            dtype: S::DTYPE,
             lanes,
             lane_stride: 1,
             step_stride: lanes as isize,
             elements: k,
             per_step: 1,
         };
-        let (data, dtype) = (std::ptr::null_mut(), DType::F32);
+        let (data, dtype) = (std::ptr::null_mut(), S::Acc::DTYPE);
         let target = Target { data, dtype, row_stride: n as isize, column_stride: 1 };
         let (lhs, rhs) = (operand(m), operand(n));
         Problem { k, lhs, rhs, target, accum: Accum::Add, bias: Bias::None }
@@ -206,7 +212,7 @@ mod tests {
 
     #[test]
     fn small_sums_over_tokens_are_split() {
-        let blocks = |dims, threads| blocks::<f32>(&problem(dims), threads, 1.0);
+        let blocks = |dims, threads| blocks::<f32>(&problem::<f32>(dims), threads, 1.0);
         assert_eq!(blocks([128, 768, 512], 2), Some(2));
         assert_eq!(blocks([512, 768, 128], 2), Some(2));
         assert_eq!(blocks([128, 2048, 128], 4), Some(4));
@@ -216,9 +222,10 @@ mod tests {
         assert_eq!(blocks([128, 512, 512], 2), None);
         assert_eq!(blocks([768, 1024, 3072], 2), None);
         assert_eq!(blocks([8, 1024, 8], 2), None);
+        assert_eq!(blocks([1 << 62, 1024, 8], 2), None);
         // Products that are no plain sums over rows.
         let is_split = |problem: Problem, alpha: f32| super::blocks(&problem, 2, alpha).is_some();
-        let plain = problem([128, 768, 512]);
+        let plain = problem::<f32>([128, 768, 512]);
         let apart = Operand { lane_stride: 768, step_stride: 1, ..plain.rhs };
         assert!(is_split(plain, 1.0) && !is_split(plain, 0.5));
         assert!(!is_split(Problem { rhs: apart, ..plain }, 1.0));
@@ -227,12 +234,18 @@ mod tests {
         assert!(!is_split(Problem { bias: Bias::Columns(std::ptr::null()), ..plain }, 1.0));
     }
 
-    fn check<T: Compute>(level: Isa, dims: [usize; 3], threads: usize, accum: Accum) {
+    /// Compares a sum over rows of `S` on so many threads with that on one.
+    fn check<S: Element<Acc: Compute>>(level: Isa, dims: [usize; 3], threads: usize, accum: Accum) {
+        assert!(blocks::<S::Acc>(&problem::<S>(dims), threads, S::Acc::ONE).is_some(), "{dims:?}");
         let [m, k, n] = dims;
-        let numbers = |len: usize, step: usize| -> Vec<T> {
-            (0..len).map(|i| T::from_f64((i * step % 1009) as f64 / 512.0 - 1.0)).collect()
+        // Every order of their sums rounds differently.
+        let numbers = |len: usize, step: usize| -> Vec<S::Acc> {
+            (0..len).map(|i| S::Acc::from_f64((i * step % 1009) as f64 / 1009.0 - 0.4)).collect()
         };
-        let (lhs, rhs) = (numbers(k * m, 7), numbers(k * n, 11));
+        let operand = |len: usize, step: usize| -> Vec<S> {
+            numbers(len, step).into_iter().map(S::from_acc).collect()
+        };
+        let (lhs, rhs) = (operand(k * m, 7), operand(k * n, 11));
         let product = |threads: usize| {
             // Rows of the target lie apart.
             let (mut dst, team) = (numbers(m * (n + 3), 13), ThreadTeam::new(threads).unwrap());
@@ -240,25 +253,32 @@ mod tests {
             let a = MatRef::row_major(lhs.as_ptr(), k, m).transposed();
             let b = MatRef::row_major(rhs.as_ptr(), k, n);
             // SAFETY: the vectors hold the matrices, and the instruction set is here.
-            unsafe { gemm_at(level, &team, to, accum, T::ONE, a, b, None) }.unwrap();
+            unsafe { gemm_at(level, &team, to, accum, S::Acc::ONE, a, b, None) }.unwrap();
             dst.iter().map(|x| x.f64().to_bits()).collect::<Vec<_>>()
         };
         let same = product(threads) == product(1);
-        assert!(same, "{level:?} {} {dims:?} {accum:?}: {threads} threads", T::DTYPE);
+        assert!(same, "{level:?} {} {dims:?} {accum:?}: {threads} threads", S::DTYPE);
     }
 
     #[test]
     fn split_sums_have_the_bits_of_whole_ones() {
-        let sizes =
-            [([128, 768, 512], 2), ([70, 770, 45], 2), ([150, 1500, 33], 3), ([40, 1600, 64], 4)];
+        // Longer in either direction, ragged, few rows, and two blocks for each thread.
+        let sizes = [
+            ([128, 768, 512], 2),
+            ([512, 770, 45], 2),
+            ([150, 1500, 33], 3),
+            ([7, 1000, 700], 2),
+            ([40, 1600, 64], 2),
+        ];
         for level in Isa::available() {
             for (dims, threads) in sizes {
-                assert!(blocks::<f32>(&problem(dims), threads, 1.0).is_some(), "{dims:?}");
                 for accum in [Accum::Replace, Accum::Add] {
                     check::<f32>(level, dims, threads, accum);
-                    check::<f64>(level, dims, threads, accum);
+                    check::<f16>(level, dims, threads, accum);
                 }
             }
+            check::<f64>(level, [150, 750, 33], 3, Accum::Add);
+            check::<f64>(level, [96, 500, 128], 2, Accum::Replace);
         }
     }
 }

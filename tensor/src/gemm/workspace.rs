@@ -1,4 +1,4 @@
-//! Memory for packed panels: kept by each thread, in huge pages where the system grants them, and counted.
+//! Memory for packed panels and sums: kept by each thread, in huge pages where the system grants them, and counted.
 
 use memmap2::MmapMut;
 use std::cell::RefCell;
@@ -16,7 +16,7 @@ thread_local! {
     static KEPT: RefCell<Vec<Workspace>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Bytes that the threads of this process keep for packed operands of matrix products.
+/// Bytes that the threads of this process keep for packed operands and sums of matrix products.
 pub(crate) fn workspace_bytes() -> usize {
     BYTES.load(Relaxed)
 }
@@ -29,9 +29,11 @@ pub(crate) fn workspace_bytes() -> usize {
 pub(super) fn with_workspace<R>(bytes: usize, body: impl FnOnce(*mut u8) -> R) -> Result<R> {
     let kept = KEPT.with_borrow_mut(|kept| {
         let fits = |kept: &Workspace| kept.0.len() - HUGE_PAGE >= bytes;
-        let best = (0..kept.len()).filter(|&i| fits(&kept[i])).min_by_key(|&i| kept[i].0.len());
-        // One that is too small gives way to a larger one.
-        best.map(|i| kept.swap_remove(i)).or_else(|| kept.pop().and(None))
+        let len = |&i: &usize| kept[i].0.len();
+        let best = (0..kept.len()).filter(|&i| fits(&kept[i])).min_by_key(len);
+        // If none fits, the largest gives way to a larger one.
+        let place = best.or_else(|| (0..kept.len()).max_by_key(len));
+        place.map(|i| kept.swap_remove(i)).filter(fits)
     });
     let mut workspace = match kept {
         Some(kept) => kept,

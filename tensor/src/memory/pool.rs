@@ -65,7 +65,7 @@ pub struct MemoryStats {
     /// Allocated from the system: at most 3 % more than the peak in use (5 % or one MiB below 128 MiB), plus the memory of
     /// graphs.
     pub reserved: usize,
-    /// Kept by the threads of this process for packed operands of matrix products on CPUs, in addition to `reserved`.
+    /// Kept by the threads of this process for packed operands and sums of matrix products on CPUs, in addition to `reserved`.
     pub packed: usize,
     /// Returned to the system since the last reset to allocate elsewhere.
     pub returned: usize,
