@@ -20,10 +20,8 @@ const CHUNK_BYTES: usize = 1200 << 10;
 const ONLY_CHUNK_BYTES: usize = 1600 << 10;
 /// Bytes of a cache block's operand, at most.
 const CACHE_BLOCK_BYTES: usize = 8 << 20;
-/// Bytes of rows that a thread packs before it computes with them, where all are too many.
-const ROWS_BYTES: usize = 512 << 10;
-/// Elements of k in the only cache block, at most.
-const DEPTH: usize = 3072;
+/// Elements of k in the only cache block, at most. With more, chunks become narrow, and rows are read too often.
+const DEPTH: usize = 1792;
 /// Pieces a cache block should have for each of several threads.
 const PIECES_PER_THREAD: usize = 8;
 
@@ -63,11 +61,7 @@ impl Blocking {
         let long = rows > lanes(CACHE_BLOCK_BYTES);
         let block_columns = parts(columns, lanes(CACHE_BLOCK_BYTES));
         let mut chunk = parts(columns, lanes(CHUNK_BYTES));
-        let block_rows = match (deep, long) {
-            (true, _) => parts(rows, lanes(CACHE_BLOCK_BYTES)),
-            (false, true) => parts(rows, threads * lanes(ROWS_BYTES)),
-            (false, false) => rows,
-        };
+        let block_rows = parts(rows, lanes(CACHE_BLOCK_BYTES));
         if long && columns <= lanes(ONLY_CHUNK_BYTES) {
             chunk = columns;
         }

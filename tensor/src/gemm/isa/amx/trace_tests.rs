@@ -9,7 +9,7 @@ use crate::ThreadTeam;
 use std::collections::{HashMap, HashSet};
 
 /// (m, k, n): one sum block and two chunks, several sum blocks, several cache blocks along k.
-const SIZES: [[usize; 3]; 3] = [[96, 768, 1536], [64, 3072, 384], [64, 4096, 128]];
+const SIZES: [[usize; 3]; 3] = [[96, 768, 1536], [64, 1600, 384], [64, 4096, 128]];
 
 fn is_operand(register: usize) -> bool {
     register >= 4
