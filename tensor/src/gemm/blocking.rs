@@ -63,7 +63,7 @@ pub(super) struct GemmShape {
 }
 
 /// The size of equal parts of `total`, each at most about `most`, rounded up to `grain`.
-fn even(total: usize, most: usize, grain: usize) -> usize {
+pub(super) fn even(total: usize, most: usize, grain: usize) -> usize {
     total.div_ceil(total.div_ceil(most)).next_multiple_of(grain)
 }
 

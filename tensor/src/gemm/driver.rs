@@ -12,7 +12,7 @@ use super::workspace::with_workspace;
 use crate::{Result, ThreadTeam};
 use std::sync::atomic::AtomicUsize;
 
-/// Computes the problem with a team. Errors if there is no memory for packed operands.
+/// Computes an oriented problem with so many threads of a team. Errors if there is no memory for packed operands.
 ///
 /// # Safety
 /// Data and strides describe valid, non-overlapping memory; the processor has the instruction set
@@ -20,12 +20,11 @@ use std::sync::atomic::AtomicUsize;
 pub(super) unsafe fn run<T: Compute>(
     kernels: &'static GemmKernels<T>,
     team: &ThreadTeam,
+    threads: usize,
     problem: Problem,
     alpha: T,
 ) -> Result<()> {
-    let problem = problem.oriented();
     let Problem { k, lhs, rhs, target, .. } = problem;
-    let threads = scheduler::useful_threads(team.threads(), [lhs.lanes, k, rhs.lanes]);
     let mr = kernels.tiles.len();
     let mut size = GemmShape {
         rows: lhs.lanes,

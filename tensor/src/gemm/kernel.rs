@@ -1,6 +1,9 @@
 //! The microkernel: a small tile of the product, held in registers while k runs.
 
 use super::isa::vector::{Steps, TileLoop, Vector};
+use super::pack::Epilogue;
+use super::pack_task::PackTask;
+use super::problem::{Bias, Problem, Target};
 use crate::numeric::prefetch;
 use crate::{DType, Element, Real, bf16, f16};
 
@@ -238,7 +241,7 @@ pub(super) type StreamFn<T> = unsafe fn(&MicroTile<T>, &StoredColumns);
 /// A compiled [`super::pack::pack`], its source type erased.
 pub(super) type PackFn<T> = unsafe fn(&super::pack_task::PackTask<T>);
 /// A compiled [`super::pack::epilogue`], its destination type erased.
-pub(super) type EpilogueFn<T> = unsafe fn(&super::pack::Epilogue<T>);
+pub(super) type EpilogueFn<T> = unsafe fn(&Epilogue<T>);
 
 /// Everything compiled for one instruction set and accumulator.
 pub(super) struct GemmKernels<T: 'static> {
@@ -264,6 +267,69 @@ impl<T> GemmKernels<T> {
     /// Vectors of columns that the widest tile holds.
     pub(super) fn vectors(&self) -> usize {
         self.tiles[0].len()
+    }
+
+    /// Reads a part of the target, of rows by columns from `row` and `column` on, into rows of `width` sums.
+    ///
+    /// # Safety
+    /// It lies within the target, and `to` has room for rows of whole registers.
+    pub(super) unsafe fn widen_target(
+        &self,
+        target: &Target,
+        [row, column]: [usize; 2],
+        [rows, columns]: [usize; 2],
+        to: *mut T,
+        width: usize,
+    ) {
+        // A matter of packing one wide panel.
+        let task = PackTask {
+            from: target.at(row, column).cast_const(),
+            step_stride: target.row_stride,
+            lane_stride: target.column_stride,
+            depth: rows,
+            elements: rows,
+            count: columns,
+            to,
+            width,
+            panel_stride: 0,
+        };
+        // SAFETY: the caller's promise, passed on.
+        unsafe { (self.widen)(target.dtype)(&task) };
+    }
+
+    /// Rounds rows of sums, `from_row` apart, with the bias, to a part of the target: see [`Self::widen_target`].
+    ///
+    /// # Safety
+    /// It lies within the target, whose bias is there, and `from` has the rows.
+    pub(super) unsafe fn round_to_target(
+        &self,
+        problem: &Problem,
+        [row, column]: [usize; 2],
+        [rows, columns]: [usize; 2],
+        from: *const T,
+        from_row: isize,
+    ) {
+        let target = problem.target;
+        let size = target.dtype.size();
+        let (bias, bias_row, bias_column) = match problem.bias {
+            Bias::None => (std::ptr::null(), 0, 0),
+            Bias::Rows(bias) => (bias.wrapping_add(row * size), 1, 0),
+            Bias::Columns(bias) => (bias.wrapping_add(column * size), 0, 1),
+        };
+        let epilogue = Epilogue {
+            from,
+            from_row,
+            rows,
+            columns,
+            to: target.at(row, column),
+            row_stride: target.row_stride,
+            column_stride: target.column_stride,
+            bias,
+            bias_row,
+            bias_column,
+        };
+        // SAFETY: the caller's promise, passed on.
+        unsafe { (self.epilogue)(target.dtype)(&epilogue) };
     }
 }
 

@@ -3,8 +3,6 @@
 use super::Accum;
 use super::blocking::CacheBlocking;
 use super::kernel::{Compute, GemmKernels, MicroTile};
-use super::pack::Epilogue;
-use super::pack_task::PackTask;
 use super::packed_operand::{Access, PackedOperand, Range};
 use super::problem::{Bias, Problem};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -81,7 +79,8 @@ impl<T: Compute> GemmTask<T> {
         // SAFETY: the tile lies within the target, and its sums are this thread's for now.
         unsafe {
             if self.scratch.is_some() && first && add {
-                self.fetch(&place);
+                let (at, dims) = ([row, column], [place.rows, place.columns]);
+                self.kernels.widen_target(&target, at, dims, sums, plan.nc);
             }
             // Columns that are streamed are read to their end before the next ones.
             let together = if self.rhs.access == Access::Streamed { plan.nr } else { plan.nc };
@@ -99,7 +98,9 @@ impl<T: Compute> GemmTask<T> {
                 }
             }
             if last && !self.stores_result {
-                self.epilogue(&place);
+                // The target's columns are apart, or it has a bias for each row.
+                let (at, dims) = ([row, column], [place.rows, place.columns]);
+                self.kernels.round_to_target(&self.problem, at, dims, sums, sums_row);
             }
         }
     }
@@ -188,48 +189,5 @@ impl<T: Compute> GemmTask<T> {
                 }
             }
         }
-    }
-
-    /// Reads a tile of the target into scratch: a matter of packing one wide panel.
-    unsafe fn fetch(&self, place: &TilePosition<T>) {
-        let target = self.problem.target;
-        let task = PackTask {
-            from: target.at(place.row, place.column),
-            step_stride: target.row_stride,
-            lane_stride: target.column_stride,
-            depth: place.rows,
-            elements: place.rows,
-            count: place.columns,
-            to: place.sums,
-            width: self.plan.nc,
-            panel_stride: 0,
-        };
-        // SAFETY: the tile lies within the target; scratch rows are whole registers long.
-        unsafe { (self.kernels.widen)(target.dtype)(&task) };
-    }
-
-    /// Rounds a tile to a target whose columns are apart, or that has a bias for each row.
-    unsafe fn epilogue(&self, place: &TilePosition<T>) {
-        let target = self.problem.target;
-        let size = target.dtype.size();
-        let (bias, bias_row, bias_column) = match self.problem.bias {
-            Bias::None => (std::ptr::null(), 0, 0),
-            Bias::Rows(bias) => (bias.wrapping_add(place.row * size), 1, 0),
-            Bias::Columns(bias) => (bias.wrapping_add(place.column * size), 0, 1),
-        };
-        let epilogue = Epilogue {
-            from: place.sums,
-            from_row: place.sums_row,
-            rows: place.rows,
-            columns: place.columns,
-            to: target.at(place.row, place.column),
-            row_stride: target.row_stride,
-            column_stride: target.column_stride,
-            bias,
-            bias_row,
-            bias_column,
-        };
-        // SAFETY: the tile lies within the target, and its part of the bias within the bias.
-        unsafe { (self.kernels.epilogue)(target.dtype)(&epilogue) };
     }
 }

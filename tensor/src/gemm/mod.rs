@@ -217,40 +217,42 @@ where
         },
         accum,
         bias: bias.map_or(Bias::None, |bias| Bias::Columns(bias.as_ptr().cast())),
-    };
+    }
+    .oriented();
+    let dims = [problem.lhs.lanes, problem.k, problem.rhs.lanes];
+    let threads = scheduler::useful_threads(team.threads(), dims);
     // SAFETY: the caller's promise, passed on. The accumulator is named by its dtype.
     unsafe {
         #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
         if bf16 && level.has_tiles() {
-            return isa::amx::product::run(team, problem, crate::Real::f64(alpha) as f32);
+            return isa::amx::product::run(team, threads, problem, crate::Real::f64(alpha) as f32);
         }
         if L::Acc::DTYPE == DType::F64 {
-            run(f64::kernels(level), team, problem, crate::Real::f64(alpha))
+            run(f64::kernels(level), team, threads, problem, crate::Real::f64(alpha))
         } else {
             let kernels = pairs.unwrap_or_else(|| f32::kernels(level));
-            run(kernels, team, problem, crate::Real::f64(alpha) as f32)
+            run(kernels, team, threads, problem, crate::Real::f64(alpha) as f32)
         }
     }
 }
 
-/// Computes a problem with a team, by blocks of k if that pays. Errors if there is no memory for sums or packed operands.
+/// Computes an oriented problem with so many threads, by blocks of k if that pays. Errors if there is no memory for sums or
+/// packed operands.
 ///
 /// # Safety
 /// The conditions of [`driver::run`].
 unsafe fn run<T: Compute>(
     kernels: &'static GemmKernels<T>,
     team: &ThreadTeam,
+    threads: usize,
     problem: Problem,
     alpha: T,
 ) -> Result<()> {
-    let problem = problem.oriented();
-    let dims = [problem.lhs.lanes, problem.k, problem.rhs.lanes];
-    let threads = scheduler::useful_threads(team.threads(), dims);
     // SAFETY: the caller's promise, passed on.
     unsafe {
         match split_k::blocks(&problem, threads, alpha) {
             Some(blocks) => split_k::run(kernels, team, threads, problem, blocks),
-            None => driver::run(kernels, team, problem, alpha),
+            None => driver::run(kernels, team, threads, problem, alpha),
         }
     }
 }

@@ -12,7 +12,7 @@ use super::kernel::{Compute, GemmKernels};
 use super::problem::{Bias, Operand, Problem};
 use super::scheduler::{self, CacheBlock, Work};
 use super::workspace::with_workspace;
-use crate::numeric::simd::vectorized;
+use crate::numeric::real::add;
 use crate::{Error, Result, ThreadTeam};
 use std::sync::{Mutex, PoisonError};
 
@@ -155,8 +155,9 @@ impl<T: Compute> SplitK<T> {
             problem.lhs = part(problem.lhs, 0, rows);
             problem.rhs = part(problem.rhs, first, end - first);
         }
+        // The piece is oriented as the whole is: where a side is cut, it keeps at least as many lanes as fill vectors.
         // SAFETY: the piece lies within the operands and the target or the sums, which are this thread's.
-        unsafe { driver::run(self.kernels, ThreadTeam::alone(), problem, T::ONE) }
+        unsafe { driver::run(self.kernels, ThreadTeam::alone(), 1, problem, T::ONE) }
     }
 
     /// Adds the waiting sums of a band of rows to the target.
@@ -173,14 +174,6 @@ impl<T: Compute> SplitK<T> {
                     add(to, std::slice::from_raw_parts(sums, columns));
                 }
             }
-        }
-    }
-}
-
-vectorized! {
-    fn add<T: Compute>(to: &mut [T], sums: &[T]) {
-        for (to, sum) in to.iter_mut().zip(sums) {
-            *to += *sum;
         }
     }
 }

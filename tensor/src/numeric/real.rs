@@ -3,6 +3,7 @@
 //! The f32 exponential and hyperbolic tangent are branch-free polynomials, so that loops vectorize; the f64 ones are
 //! the standard library's.
 
+use super::simd::vectorized;
 use std::ops::{Add, AddAssign, Div, DivAssign, Mul, MulAssign, Neg, Sub, SubAssign};
 
 /// Real arithmetic in f32 or f64.
@@ -275,6 +276,15 @@ pub(crate) fn fold_lanes<A: Real, const N: usize>(mut lanes: [A; N], f: impl Fn(
         half /= 2;
     }
     lanes[0]
+}
+
+vectorized! {
+    /// x\[i\] += y\[i\].
+    pub(crate) fn add<A: Real>(x: &mut [A], y: &[A]) {
+        for (x, &y) in x.iter_mut().zip(y) {
+            *x += y;
+        }
+    }
 }
 
 #[cfg(test)]

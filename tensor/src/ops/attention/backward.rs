@@ -3,12 +3,13 @@
 
 use super::tile::{
     AttentionOperands, BlockLimits, GROUP, HeadView, KEYS, QUERIES, Shape, StoreKeyGradients,
-    Target, add, by_limit, for_each_task, multiply, padded, row_products, soft_cap,
-    soft_cap_slopes, take,
+    Target, by_limit, for_each_task, multiply, padded, row_products, soft_cap, soft_cap_slopes,
+    take,
 };
 use crate::gemm::Accum;
 use crate::gemm::small::PAD;
 use crate::numeric::disjoint::Disjoint;
+use crate::numeric::real::add;
 use crate::numeric::simd::vectorized;
 use crate::{Device, Element, Real, Result, Scalar, Tensor};
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]

@@ -2,11 +2,12 @@
 
 use super::backward::score_gradients;
 use super::tile::{
-    AttentionOperands, BlockLimits, HeadView, KEYS, QUERIES, Shape, add, by_limit, for_each_task,
+    AttentionOperands, BlockLimits, HeadView, KEYS, QUERIES, Shape, by_limit, for_each_task,
     padded, row_products, take,
 };
 use crate::gemm::Accum;
 use crate::numeric::disjoint::Disjoint;
+use crate::numeric::real::add;
 use crate::{Device, Element, Real, Result};
 
 /// Adds ds to `to` (`samples`, H, T, S), where `samples` is B, or 1 for the sum over the batch.

@@ -6,7 +6,7 @@ pub(super) use super::operands::Shape;
 use super::ranges::KeyRanges;
 use crate::gemm::small::{PAD, SmallGemm};
 use crate::numeric::disjoint::Disjoint;
-use crate::numeric::real::fold_lanes;
+use crate::numeric::real::{add, fold_lanes};
 use crate::numeric::simd::vectorized;
 use crate::ops::random::last_dropped;
 use crate::thread_team::Parts;
@@ -299,13 +299,6 @@ vectorized! {
             for (slope, &s) in slopes[..width].iter_mut().zip(row) {
                 *slope = A::ONE - (s / cap) * (s / cap);
             }
-        }
-    }
-
-    /// x\[i\] += y\[i\].
-    pub(super) fn add<A: Real>(x: &mut [A], y: &[A]) {
-        for (x, &y) in x.iter_mut().zip(y) {
-            *x += y;
         }
     }
 

@@ -10,7 +10,7 @@
 
 use super::microkernel::{MICROTILE, STEP_BYTES};
 use super::pack::STEP;
-use crate::gemm::blocking::kc_steps;
+use crate::gemm::blocking::{even, kc_steps};
 
 /// Steps of a k-block, at most: 32 KiB of rows.
 const K_BLOCK: usize = 16;
@@ -54,9 +54,7 @@ impl Blocking {
         let steps = depth.div_ceil(STEP);
         // How many lanes, in whole panels, take so many bytes.
         let lanes = |bytes: usize| (bytes / (steps * STEP_BYTES)).max(1) * MICROTILE;
-        let parts = |whole: usize, most: usize| {
-            whole.div_ceil(whole.div_ceil(most)).next_multiple_of(MICROTILE)
-        };
+        let parts = |whole: usize, most: usize| even(whole, most, MICROTILE);
         let deep = k > depth;
         let long = rows > lanes(CACHE_BLOCK_BYTES);
         let block_columns = parts(columns, lanes(CACHE_BLOCK_BYTES));

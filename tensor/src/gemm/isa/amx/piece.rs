@@ -11,7 +11,6 @@ use super::pack::STEP;
 use crate::DType;
 use crate::gemm::Accum;
 use crate::gemm::isa::avx512::F32;
-use crate::gemm::pack::Epilogue;
 use crate::gemm::pack_task::PackTask;
 use crate::gemm::problem::{Bias, Problem};
 
@@ -33,20 +32,9 @@ pub(super) struct Lanes {
 /// # Safety
 /// It lies within the target, and `to` has room.
 pub(super) unsafe fn widen_target(problem: &Problem, rows: Lanes, columns: Lanes, to: *mut f32) {
-    let target = problem.target;
-    let task = PackTask {
-        from: target.at(rows.first, columns.first).cast_const(),
-        step_stride: target.row_stride,
-        lane_stride: target.column_stride,
-        depth: rows.len,
-        elements: rows.len,
-        count: columns.len,
-        to,
-        width: MICROTILE,
-        panel_stride: MICROTILE,
-    };
+    let (at, dims) = ([rows.first, columns.first], [rows.len, columns.len]);
     // SAFETY: the caller's promise, passed on.
-    unsafe { (F32.widen)(target.dtype)(&task) };
+    unsafe { F32.widen_target(&problem.target, at, dims, to, MICROTILE) };
 }
 
 /// Rounds rows of 32 floats, with the bias, into a part of the target of at most 32 columns.
@@ -59,27 +47,9 @@ pub(super) unsafe fn round_to_target(
     columns: Lanes,
     from: *const f32,
 ) {
-    let target = problem.target;
-    let size = target.dtype.size();
-    let (bias, bias_row, bias_column) = match problem.bias {
-        Bias::None => (std::ptr::null(), 0, 0),
-        Bias::Rows(bias) => (bias.wrapping_add(rows.first * size), 1, 0),
-        Bias::Columns(bias) => (bias.wrapping_add(columns.first * size), 0, 1),
-    };
-    let epilogue = Epilogue {
-        from,
-        from_row: MICROTILE as isize,
-        rows: rows.len,
-        columns: columns.len,
-        to: target.at(rows.first, columns.first),
-        row_stride: target.row_stride,
-        column_stride: target.column_stride,
-        bias,
-        bias_row,
-        bias_column,
-    };
+    let (at, dims) = ([rows.first, columns.first], [rows.len, columns.len]);
     // SAFETY: the caller's promise, passed on.
-    unsafe { (F32.epilogue)(target.dtype)(&epilogue) };
+    unsafe { F32.round_to_target(problem, at, dims, from, MICROTILE as isize) };
 }
 
 /// A panel of rows by a chunk of columns, and the memory to compute it with.

@@ -42,15 +42,18 @@ struct Product {
 // private memory.
 unsafe impl Sync for Product {}
 
-/// Computes the problem, whose steps are elements, with a team: here or, of few rows, in [`stream`].
+/// Computes an oriented problem, whose steps are elements, with so many threads of a team: here or, of few rows, in [`stream`].
 /// Errors if there is no memory for packed operands.
 ///
 /// # Safety
 /// Data and strides describe valid, non-overlapping memory; the process may use AMX.
-pub(in crate::gemm) unsafe fn run(team: &ThreadTeam, problem: Problem, alpha: f32) -> Result<()> {
-    let problem = problem.oriented();
+pub(in crate::gemm) unsafe fn run(
+    team: &ThreadTeam,
+    threads: usize,
+    problem: Problem,
+    alpha: f32,
+) -> Result<()> {
     let [m, n, k] = [problem.lhs.lanes, problem.rhs.lanes, problem.k];
-    let threads = scheduler::useful_threads(team.threads(), [m, k, n]);
     // SAFETY: the caller's promise, passed on.
     unsafe {
         if stream::fits(&problem) {
@@ -61,7 +64,7 @@ pub(in crate::gemm) unsafe fn run(team: &ThreadTeam, problem: Problem, alpha: f3
 }
 
 /// # Safety
-/// The conditions of [`run`], with a problem that is oriented.
+/// The conditions of [`run`].
 pub(super) unsafe fn run_with(
     blocking: Blocking,
     team: &ThreadTeam,

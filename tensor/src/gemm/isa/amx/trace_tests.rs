@@ -86,7 +86,7 @@ fn few_rows_load_each_tile_of_the_columns_once_and_where_it_lies() {
     let mut dst = vec![0.0_f32; m * n];
     let problem = problem(&lhs, &rhs, &mut dst, [m, k, n]);
     // SAFETY: the vectors hold the matrices; the instructions are emulated.
-    let events = trace(|| unsafe { product::run(ThreadTeam::alone(), problem, 1.0) }.unwrap());
+    let events = trace(|| unsafe { product::run(ThreadTeam::alone(), 1, problem, 1.0) }.unwrap());
     let configurations = events.iter().filter(|&event| *event == Event::Configure).count();
     assert_eq!(configurations, 1);
     let weight = rhs.as_ptr_range();
