@@ -17,7 +17,7 @@ fn every_instruction_set_agrees_with_f64() -> Result<()> {
         groups,
         width,
     };
-    // Torn steps along keys, queries and width; tiles on, below and beside the diagonal.
+    // Torn steps along keys, queries and width; tiles on, below and beside the diagonal; chunks of keys and of queries.
     for shape in [
         shape(3, 131, 2, 2, 0),
         shape(67, 70, 4, 2, 5),
@@ -26,6 +26,7 @@ fn every_instruction_set_agrees_with_f64() -> Result<()> {
         shape(3, 131, 2, 2, 64),
         shape(70, 33, 2, 2, 7),
         shape(1, 1, 1, 1, 1),
+        shape(300, 530, 2, 1, 8),
     ] {
         for mask in [AttentionMask::Causal, AttentionMask::None] {
             let plain = AttentionConfig { mask, ..AttentionConfig::causal(shape.width) };

@@ -35,7 +35,8 @@ impl TileRegisters {
         TileRegisters(PhantomData)
     }
 
-    /// sums \[+\]= a b for one panel of rows and one of columns, `steps` steps of each.
+    /// sums \[+\]= a b for one panel of rows and one of columns, `steps` steps of each. The columns, which come from L2 as a
+    /// rule, do not displace in L1 what the thread writes: a store there waits for no other cache.
     ///
     /// # Safety
     /// `a` and `b` hold the steps, `sums` 32 x 32 sums, initialised where they are added to.
@@ -65,10 +66,10 @@ impl TileRegisters {
                 "tilezero tmm2",
                 "tilezero tmm3",
                 "3:",
-                "tileloadd tmm6, [{b} + {row}]",
+                "tileloaddt1 tmm6, [{b} + {row}]",
                 "tileloadd tmm4, [{a} + {row}]",
                 "tdpbf16ps tmm0, tmm4, tmm6",
-                "tileloadd tmm7, [{b} + {row} + 1024]",
+                "tileloaddt1 tmm7, [{b} + {row} + 1024]",
                 "tdpbf16ps tmm1, tmm4, tmm7",
                 "tileloadd tmm5, [{a} + {row} + 1024]",
                 "tdpbf16ps tmm2, tmm5, tmm6",

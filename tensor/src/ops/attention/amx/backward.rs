@@ -1,10 +1,10 @@
 //! Backward of one query head. Scores are formed transposed, with keys in rows. So probabilities are the rows of dv,
 //! and their gradients those of dk and the columns of dq^T in pairs of keys.
 //!
-//! Four panels of keys outside, chunks of queries inside: dk and dv of the panels stay in cache, dq gathers its parts in
-//! the order of the keys.
+//! Chunks of keys outside, chunks of queries inside: dk and dv of a chunk stay in L2, dq gathers its parts in the order
+//! of the keys.
 
-use super::panels::{KEY_PANELS, Sizes, pack_across, pack_along};
+use super::panels::{Sizes, pack_across, pack_along};
 use super::vectors::{GradientPanel, RIGHT, SIDE, row_of, transpose};
 use crate::bf16;
 use crate::gemm::tiles::{LANES, STEP_FLOATS, SUMS_FLOATS, TileRegisters, Tiles};
@@ -13,19 +13,22 @@ use crate::ops::attention::tile::{
 };
 use std::f32::consts::LOG2_E;
 
-/// Panels of queries that are visited together.
-const CHUNK: usize = 8;
+/// Panels of queries, at most, and of keys, that are visited together. The queries' operands and dq, which long sequences
+/// have in L3, are read once for each chunk of keys.
+const QUERY_CHUNK: usize = 8;
+const KEY_CHUNK: usize = 16;
 
 /// Floats of workspace that [`one_head`] needs.
 pub(in crate::ops::attention) fn workspace_floats(shape: Shape, has_dropout: bool) -> usize {
     let sizes = Sizes::new(shape);
+    let key_chunk = sizes.keys.min(KEY_CHUNK);
     let factors =
-        if has_dropout { CHUNK * KEY_PANELS * SUMS_FLOATS + LANES * LANES * KEY_PANELS } else { 0 };
+        if has_dropout { key_chunk * (QUERY_CHUNK * SUMS_FLOATS + LANES * LANES) } else { 0 };
     3 * sizes.packed_keys()
         + 4 * sizes.packed_queries()
         + sizes.queries * (sizes.width * SUMS_FLOATS + 2 * LANES)
-        + (2 * KEY_PANELS * sizes.width + 2) * SUMS_FLOATS
-        + CHUNK * (2 + KEY_PANELS) * STEP_FLOATS
+        + (2 * key_chunk * sizes.width + 2) * SUMS_FLOATS
+        + QUERY_CHUNK * (2 + key_chunk) * STEP_FLOATS
         + factors
         + 2 * LANES * padded(shape.width)
 }
@@ -45,7 +48,7 @@ struct Packed<'a> {
 struct Sums<'a> {
     /// dq^T by panel of queries, then of the width, with columns in the order of [`GradientPanel::query`].
     dq: &'a mut [f32],
-    /// dk by panel of keys ([`KEY_PANELS`]), then of the width.
+    /// dk by panel of keys of a chunk, then of the width.
     dk: &'a mut [f32],
     dv: &'a mut [f32],
 }
@@ -73,10 +76,11 @@ pub(in crate::ops::attention) fn one_head(
         q_across: take(&mut rest, of_queries),
         dout_across: take(&mut rest, of_queries),
     };
+    let key_chunk = sizes.keys.min(KEY_CHUNK);
     let mut sums = Sums {
         dq: take(&mut rest, sizes.queries * sizes.width * SUMS_FLOATS),
-        dk: take(&mut rest, KEY_PANELS * sizes.width * SUMS_FLOATS),
-        dv: take(&mut rest, KEY_PANELS * sizes.width * SUMS_FLOATS),
+        dk: take(&mut rest, key_chunk * sizes.width * SUMS_FLOATS),
+        dv: take(&mut rest, key_chunk * sizes.width * SUMS_FLOATS),
     };
     let delta = take(&mut rest, sizes.queries * LANES);
     let base = take(&mut rest, sizes.queries * LANES);
@@ -104,14 +108,14 @@ pub(in crate::ops::attention) fn one_head(
     let (scratch, rows) = rest.split_at_mut(rest.len() - 2 * LANES * padded(width));
     let panels =
         HeadPanels { call, head: (b, head), sizes: &sizes, registers: &registers, delta, base };
-    for key_panel in (0..sizes.keys).step_by(KEY_PANELS) {
+    for key_panel in (0..sizes.keys).step_by(KEY_CHUNK) {
         sums.dk.fill(0.0);
         sums.dv.fill(0.0);
-        for query_panel in (0..sizes.queries).step_by(CHUNK) {
+        for query_panel in (0..sizes.queries).step_by(QUERY_CHUNK) {
             panels.run(&packed, &mut sums, (key_panel, query_panel), scratch);
         }
         let row = padded(width);
-        for panel in key_panel..sizes.keys.min(key_panel + KEY_PANELS) {
+        for panel in key_panel..sizes.keys.min(key_panel + KEY_CHUNK) {
             let (dk, dv) = rows.split_at_mut(LANES * row);
             let at = (panel - key_panel) * sizes.width * SUMS_FLOATS;
             lay_out(&sums.dk[at..], call.scale, dk, row);
@@ -167,7 +171,7 @@ impl HeadPanels<'_> {
         ((panel + 1) * LANES).min(self.call.shape.queries) - 1
     }
 
-    /// Adds what up to [`KEY_PANELS`] panels of keys and [`CHUNK`] of queries contribute.
+    /// Adds what a chunk of keys and one of queries contribute.
     fn run(
         &self,
         packed: &Packed<'_>,
@@ -177,8 +181,8 @@ impl HeadPanels<'_> {
     ) {
         let &HeadPanels { call, sizes, registers, .. } = self;
         let steps = sizes.width;
-        let key_panels = KEY_PANELS.min(sizes.keys - key_panel);
-        let query_panels = CHUNK.min(sizes.queries - query_panel);
+        let key_panels = KEY_CHUNK.min(sizes.keys - key_panel);
+        let query_panels = QUERY_CHUNK.min(sizes.queries - query_panel);
         let b = self.head.0;
         // The end of the panels of keys, of these, that a panel of queries sees, and their beginning.
         let seen = |i: usize| {
@@ -198,9 +202,9 @@ impl HeadPanels<'_> {
         let mut rest = scratch;
         let scores = take(&mut rest, SUMS_FLOATS);
         let dprobabilities = take(&mut rest, SUMS_FLOATS);
-        let p = take(&mut rest, CHUNK * STEP_FLOATS);
-        let ds = take(&mut rest, CHUNK * STEP_FLOATS);
-        let ds_across = take(&mut rest, CHUNK * KEY_PANELS * STEP_FLOATS);
+        let p = take(&mut rest, QUERY_CHUNK * STEP_FLOATS);
+        let ds = take(&mut rest, QUERY_CHUNK * STEP_FLOATS);
+        let ds_across = take(&mut rest, query_panels * key_panels * STEP_FLOATS);
         let factors = call.dropout.is_some().then(|| self.factors(key_panel, query_panel, rest));
         for j in 0..key_panels {
             let first = (0..query_panels).find(|&i| seen(i) > j);
@@ -236,10 +240,12 @@ impl HeadPanels<'_> {
                     lse: &self.base[query..],
                     delta: &self.delta[query..],
                     visible,
-                    factors: factors.as_ref().map(|all| &all[(j * CHUNK + i) * SUMS_FLOATS..]),
+                    factors: factors
+                        .as_ref()
+                        .map(|all| &all[(j * QUERY_CHUNK + i) * SUMS_FLOATS..]),
                     probabilities: &mut p[i * STEP_FLOATS..],
                     dscores: &mut ds[i * STEP_FLOATS..],
-                    dscores_across: &mut ds_across[(i * KEY_PANELS + j) * STEP_FLOATS..],
+                    dscores_across: &mut ds_across[(i * key_panels + j) * STEP_FLOATS..],
                 };
                 // SAFETY: the processor has AVX512-BF16, or these tiles are not chosen.
                 unsafe { gradient.run() };
@@ -260,7 +266,7 @@ impl HeadPanels<'_> {
         }
         for i in (0..query_panels).filter(|&i| seen(i) > unseen(i)) {
             let (from, count) = (unseen(i), seen(i) - unseen(i));
-            let ds = ds_across[(i * KEY_PANELS + from) * STEP_FLOATS..].as_ptr();
+            let ds = ds_across[(i * key_panels + from) * STEP_FLOATS..].as_ptr();
             for column in 0..sizes.width {
                 let at = (column * sizes.keys + key_panel + from) * STEP_FLOATS;
                 let k = packed.k_across[at..].as_ptr();
@@ -271,37 +277,38 @@ impl HeadPanels<'_> {
         }
     }
 
-    /// Factors of the probabilities as sums lie, for each panel of keys, for each of [`CHUNK`] panels of queries.
+    /// Factors of the probabilities as sums lie, for each panel of keys, for each of [`QUERY_CHUNK`] panels of queries.
     fn factors<'a>(
         &self,
         key_panel: usize,
         query_panel: usize,
         workspace: &'a mut [f32],
     ) -> &'a [f32] {
-        const KEYS: usize = KEY_PANELS * LANES;
         let (call, (b, head)) = (self.call, self.head);
+        let key_panels = KEY_CHUNK.min(self.sizes.keys - key_panel);
+        let keys = key_panels * LANES;
         let mut rest = workspace;
-        let turned = take(&mut rest, CHUNK * KEY_PANELS * SUMS_FLOATS);
-        let rows = take(&mut rest, LANES * KEYS);
+        let turned = take(&mut rest, key_panels * QUERY_CHUNK * SUMS_FLOATS);
+        let rows = take(&mut rest, LANES * keys);
         let Some(dropout) = call.dropout else { return turned };
         let key = key_panel * LANES;
-        let count = KEYS.min(call.shape.keys - key);
-        for i in 0..CHUNK.min(self.sizes.queries - query_panel) {
+        let count = keys.min(call.shape.keys - key);
+        for i in 0..QUERY_CHUNK.min(self.sizes.queries - query_panel) {
             let query = (query_panel + i) * LANES;
             rows.fill(0.0);
-            for (r, row) in rows.chunks_exact_mut(KEYS).enumerate() {
+            for (r, row) in rows.chunks_exact_mut(keys).enumerate() {
                 if query + r < call.shape.queries {
                     call.dropout_factors(dropout, (b, head, query + r), key, &mut row[..count]);
                 }
             }
-            for tile in 0..4 * KEY_PANELS {
+            for tile in 0..4 * key_panels {
                 let (j, lower, right) = (tile / 4, tile / 2 % 2, tile % 2);
-                let from = &rows[right * SIDE * KEYS + j * LANES + lower * SIDE..];
-                let to = (j * CHUNK + i) * SUMS_FLOATS + (2 * lower + right) * RIGHT;
+                let from = &rows[right * SIDE * keys + j * LANES + lower * SIDE..];
+                let to = (j * QUERY_CHUNK + i) * SUMS_FLOATS + (2 * lower + right) * RIGHT;
                 let to = &mut turned[to..][..RIGHT];
                 for (key, to) in to.chunks_exact_mut(SIDE).enumerate() {
                     for (query, to) in to.iter_mut().enumerate() {
-                        *to = from[query * KEYS + key];
+                        *to = from[query * keys + key];
                     }
                 }
             }

@@ -1,14 +1,15 @@
 //! Forward: for each panel of queries, panels of keys from first to last with a running maximum and sum.
 
 use super::panels::{KEY_PANELS, Sizes, pack_across, pack_along};
-use super::vectors::{RIGHT, SIDE, SoftmaxPanel, row_of};
+use super::softmax::SoftmaxPanel;
+use super::vectors::{RIGHT, SIDE, row_of};
 use crate::gemm::tiles::{LANES, STEP_FLOATS, SUMS_FLOATS, TileRegisters, Tiles};
 use crate::numeric::disjoint::Disjoint;
 use crate::ops::attention::tile::{AttentionOperands, Shape, Target, for_each_task, padded, take};
 use crate::{Device, Real, Result, bf16};
 use std::f32::consts::{LN_2, LOG2_E};
 
-/// Keys that share a running maximum.
+/// Keys of [`KEY_PANELS`].
 const KEYS: usize = KEY_PANELS * LANES;
 
 /// Fills `out` (B, T, H, D) and `lse` (B, H, T).
@@ -88,7 +89,8 @@ impl QueryPanel<'_> {
         sums.fill(0.0);
         maxima.fill(f32::NEG_INFINITY);
         totals.fill(0.0);
-        let [[unseen, _], [_, seen]] = [first, first + rows - 1].map(|i| call.visible(b, i));
+        let [[unseen, all_end], [all_start, seen]] =
+            [first, first + rows - 1].map(|i| call.visible(b, i));
         for key in (unseen / KEYS * KEYS..seen).step_by(KEYS) {
             let panels = (seen - key).div_ceil(LANES).min(KEY_PANELS);
             for panel in 0..panels {
@@ -106,10 +108,13 @@ impl QueryPanel<'_> {
                     call.dropout_factors(dropout, (b, head, first + i), key, factors);
                 }
             }
+            // All queries see all keys in most of the panels, of long sequences.
+            let is_all_seen = rows == LANES && all_start <= key && key + panels * LANES <= all_end;
+            let limits = (!is_all_seen).then(|| call.panel_limits((b, first), key));
             let mut softmax = SoftmaxPanel {
                 scores,
                 scale: call.scale * LOG2_E,
-                visible: &call.panel_limits((b, first), key),
+                visible: limits.as_ref(),
                 factors: call.dropout.map(|_| &*factors),
                 maxima,
                 totals,

@@ -4,7 +4,7 @@ use crate::bf16;
 use crate::gemm::tiles::{LANES, STEP_FLOATS, Tiles, pack_panels, steps};
 use crate::ops::attention::tile::{AttentionOperands, Shape};
 
-/// Panels of keys that share a running maximum, and whose gradients are summed together.
+/// Panels of keys that share a running maximum.
 pub(super) const KEY_PANELS: usize = 4;
 
 /// Panels of a dimension, and floats of a packed operand of `panels` panels.
@@ -62,8 +62,8 @@ pub(super) unsafe fn pack_across(
 
 /// The visible keys of each query of a panel, counted from some key on; none for padding.
 pub(super) struct PanelLimits {
-    /// The first key that each query sees, if one does not begin with the first.
-    pub starts: Option<[i32; LANES]>,
+    /// The first key that each query sees, perhaps negative.
+    pub starts: [i32; LANES],
     /// The end of the keys that each query sees, perhaps negative.
     pub ends: [i32; LANES],
 }
@@ -81,7 +81,6 @@ impl AttentionOperands<'_, bf16> {
             };
             [*start, *end] = seen.map(relative);
         }
-        let hidden = self.has_starts() && starts.iter().any(|&start| start > 0);
-        PanelLimits { starts: hidden.then_some(starts), ends }
+        PanelLimits { starts, ends }
     }
 }

@@ -1,9 +1,9 @@
-//! The vector code of attention on AMX: softmax of a panel of queries, and its gradient.
+//! The vector code of attention on AMX: powers of two, and the gradient of a panel's softmax.
 //!
 //! Sums of a panel pair are four dense tiles of 16 x 16 floats: row r of the upper half at 16 r, the columns from 16 on
 //! 256 further, the lower half 512 further.
 
-use super::panels::{KEY_PANELS, PanelLimits};
+use super::panels::PanelLimits;
 use crate::gemm::tiles::{LANES, STEP_BYTES, SUMS_FLOATS};
 use crate::numeric::simd::{with_avx512, with_avx512_bf16};
 use std::arch::x86_64::*;
@@ -13,9 +13,6 @@ pub(super) const RIGHT: usize = 256;
 pub(super) const LOWER: usize = 512;
 /// Elements of a tile's row of f32.
 pub(super) const SIDE: usize = 16;
-/// Bytes from the first 16 lanes of a step to the others.
-const LANES_BYTES: usize = STEP_BYTES / 2;
-
 /// The start of row `i` of sums.
 pub(super) const fn row_of(i: usize) -> usize {
     i / SIDE * LOWER + i % SIDE * SIDE
@@ -28,7 +25,7 @@ pub(super) const fn row_of(i: usize) -> usize {
 /// queues otherwise, and its units wait.
 #[inline(always)]
 #[expect(clippy::approx_constant, reason = "the coefficient of a minimax polynomial, not ln 2")]
-unsafe fn exp2<const N: usize>(mut x: [__m512; N]) -> [__m512; N] {
+pub(super) unsafe fn exp2<const N: usize>(mut x: [__m512; N]) -> [__m512; N] {
     // SAFETY: the processor has AVX-512, as for every function here.
     unsafe {
         let (mut n, mut p) = ([_mm512_setzero_ps(); N], [_mm512_set1_ps(1.326_472_7e-3); N]);
@@ -60,133 +57,9 @@ unsafe fn exp2<const N: usize>(mut x: [__m512; N]) -> [__m512; N] {
 
 /// The bf16 numbers nearest to 32 floats.
 #[inline(always)]
-unsafe fn narrow(low: __m512, high: __m512) -> __m512i {
+pub(super) unsafe fn narrow(low: __m512, high: __m512) -> __m512i {
     // SAFETY: the processor has AVX512-BF16; both types hold any bits.
     unsafe { std::mem::transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(high, low)) }
-}
-
-/// A panel of 32 queries and up to four panels of keys.
-pub(super) struct SoftmaxPanel<'a> {
-    /// Sums q k of each panel of keys.
-    pub scores: &'a [f32],
-    /// Factor of the scores, with log2(e).
-    pub scale: f32,
-    /// Keys that each query sees, from the first of these panels on.
-    pub visible: &'a PanelLimits,
-    /// Factors of the probabilities: rows of [`KEY_PANELS`] panels.
-    pub factors: Option<&'a [f32]>,
-    /// Largest score so far, by the scale, and sum of the powers of two of the differences.
-    pub maxima: &'a mut [f32],
-    pub totals: &'a mut [f32],
-    /// Sums p v so far, for each panel of the width, which are rescaled with the totals.
-    pub sums: &'a mut [f32],
-    /// Row tiles, a step for each panel of keys.
-    pub probabilities: &'a mut [f32],
-}
-
-impl SoftmaxPanel<'_> {
-    /// Turns scores into probabilities by the largest score so far.
-    ///
-    /// # Safety
-    /// The processor has AVX512-BF16.
-    pub(super) unsafe fn run(&mut self, panels: usize) {
-        assert!(
-            self.scores.len() >= panels * SUMS_FLOATS
-                && self.probabilities.len() * 4 >= panels * STEP_BYTES
-                && self.maxima.len() >= LANES
-                && self.totals.len() >= LANES
-        );
-        // SAFETY: the caller's promise, and the lengths above.
-        unsafe {
-            match (panels, self.visible.starts.is_some()) {
-                (1, false) => self.rows::<2, false>(),
-                (2, false) => self.rows::<4, false>(),
-                (3, false) => self.rows::<6, false>(),
-                (_, false) => self.rows::<8, false>(),
-                (1, true) => self.rows::<2, true>(),
-                (2, true) => self.rows::<4, true>(),
-                (3, true) => self.rows::<6, true>(),
-                (_, true) => self.rows::<8, true>(),
-            }
-        }
-    }
-
-    with_avx512_bf16! { enabled!
-        /// All rows, for `N` registers of keys. With `STARTS`, some queries do not see the first keys.
-        unsafe fn rows<const N: usize, const STARTS: bool>(&mut self) {
-            let PanelLimits { starts, ends } = self.visible;
-            let starts = starts.as_ref().unwrap_or(&[0; LANES]);
-            let scale = _mm512_set1_ps(self.scale);
-            let lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-            let nothing = _mm512_set1_ps(f32::NEG_INFINITY);
-            for i in 0..LANES {
-                let to = self.probabilities.as_mut_ptr().cast::<u8>();
-                let to = to.wrapping_add(i / SIDE * LANES_BYTES + i % SIDE * 64);
-                // SAFETY: the caller has checked the lengths.
-                unsafe {
-                    let unseen = STARTS && starts[i] >= ends[i].min((N * SIDE) as i32);
-                    if ends[i] <= 0 || unseen {
-                        for panel in 0..N / 2 {
-                            let zero = _mm512_setzero_si512();
-                            _mm512_storeu_si512(to.add(panel * STEP_BYTES).cast(), zero);
-                        }
-                        continue;
-                    }
-                    let visible = _mm512_set1_epi32(ends[i]);
-                    let start = _mm512_set1_epi32(starts[i]);
-                    let from = self.scores.as_ptr().add(row_of(i));
-                    let mut x = [nothing; N];
-                    let mut most = nothing;
-                    for (c, x) in x.iter_mut().enumerate() {
-                        let first = _mm512_set1_epi32((c * SIDE) as i32);
-                        let key = _mm512_add_epi32(lane, first);
-                        let mut seen = _mm512_cmplt_epi32_mask(key, visible);
-                        if STARTS {
-                            seen &= _mm512_cmpge_epi32_mask(key, start);
-                        }
-                        let score = _mm512_loadu_ps(from.add(c / 2 * SUMS_FLOATS + c % 2 * RIGHT));
-                        *x = _mm512_mask_mul_ps(nothing, seen, score, scale);
-                        most = _mm512_max_ps(most, *x);
-                    }
-                    let old = self.maxima[i];
-                    let new = old.max(_mm512_reduce_max_ps(most));
-                    let max = _mm512_set1_ps(new);
-                    for x in &mut x {
-                        *x = _mm512_sub_ps(*x, max);
-                    }
-                    x = exp2(x);
-                    let mut sums = [_mm512_setzero_ps(); 2];
-                    for (c, x) in x.iter().enumerate() {
-                        sums[c % 2] = _mm512_add_ps(sums[c % 2], *x);
-                    }
-                    let sum = _mm512_reduce_add_ps(_mm512_add_ps(sums[0], sums[1]));
-                    if let Some(factors) = self.factors {
-                        let factors = &factors[i * KEY_PANELS * LANES..];
-                        for (x, factors) in x.iter_mut().zip(factors.chunks_exact(SIDE)) {
-                            *x = _mm512_mul_ps(*x, _mm512_loadu_ps(factors.as_ptr()));
-                        }
-                    }
-                    for panel in 0..N / 2 {
-                        let row = narrow(x[2 * panel], x[2 * panel + 1]);
-                        _mm512_storeu_si512(to.add(panel * STEP_BYTES).cast(), row);
-                    }
-                    // As a rule the maximum is found early; multiplying by 2^0 = 1 would change nothing.
-                    if new != old && self.totals[i] != 0.0 {
-                        let [shrink] = exp2([_mm512_set1_ps(old - new)]);
-                        self.totals[i] *= _mm512_cvtss_f32(shrink);
-                        for sums in self.sums.chunks_exact_mut(SUMS_FLOATS) {
-                            for right in [0, RIGHT] {
-                                let at = sums[row_of(i) + right..][..SIDE].as_mut_ptr();
-                                _mm512_storeu_ps(at, _mm512_mul_ps(_mm512_loadu_ps(at), shrink));
-                            }
-                        }
-                    }
-                    self.totals[i] += sum;
-                    self.maxima[i] = new;
-                }
-            }
-        }
-    }
 }
 
 /// Rows of a [`GradientPanel`] that are computed together: an even number.
@@ -248,7 +121,7 @@ impl GradientPanel<'_> {
         /// All rows, masked or all seen, with or without factors.
         unsafe fn pairs<const MASKED: bool, const FACTORS: bool>(&mut self) {
             let (first, all) = ([0; LANES], [i32::MAX; LANES]);
-            let starts = self.visible.and_then(|visible| visible.starts.as_ref()).unwrap_or(&first);
+            let starts = self.visible.map_or(&first, |visible| &visible.starts);
             let ends = self.visible.map_or(&all, |visible| &visible.ends);
             let scale = _mm512_set1_ps(self.scale);
             // SAFETY: the caller has checked the lengths.
