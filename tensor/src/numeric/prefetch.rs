@@ -28,3 +28,16 @@ pub(crate) fn to_l2<T>(from: *const T) {
     #[cfg(not(target_arch = "x86_64"))]
     let _ = from;
 }
+
+/// Elements of a block, and from a block to the one that is fetched.
+pub(crate) const BLOCK: usize = 32;
+const DISTANCE: usize = 1024;
+
+/// Fetches a later block of a row to L2. A loop over one row in memory takes up to two thirds longer by the processor's own
+/// prefetches; one over four rows does not.
+#[inline(always)]
+pub(crate) fn fetch_ahead<T>(block: &[T; BLOCK]) {
+    for line in (0..size_of_val(block)).step_by(LINE) {
+        to_l2(block.as_ptr().wrapping_add(DISTANCE).cast::<u8>().wrapping_add(line));
+    }
+}

@@ -7,108 +7,22 @@
 //! Accumulates in `Element::Acc`, in 32 lanes within blocks of 1024 elements that are combined in f64.
 //! A row of minus infinity gives NaN, as in PyTorch.
 
+mod statistics;
+
 use super::rows::{can_reuse, for_rows};
 use crate::core::tensor::check_pair;
 use crate::cuda;
 use crate::kernel_span::kernel_span;
-use crate::numeric::prefetch::{self, LINE};
-use crate::numeric::real::fold_lanes;
 use crate::numeric::simd::vectorized;
 use crate::{Element, Error, Real, Result, Tensor, dispatch_float};
+pub(crate) use statistics::{RowStatistics, WithSum, WithoutSum, row_statistics};
 
 const LANES: usize = 32;
-const BLOCK: usize = 1024;
-
-/// Statistics of a row of logits, computed in one pass.
-#[derive(Clone, Copy)]
-pub(crate) struct RowStatistics<A> {
-    /// max_j x_j.
-    pub max: A,
-    /// sum_j e^(x_j - max).
-    pub sum_exp: f64,
-    /// sum_j x_j, or 0 without [`WithSum`].
-    pub sum: f64,
-}
-
-impl<A: Real> RowStatistics<A> {
-    /// ln sum_j e^x_j.
-    pub(crate) fn log_sum_exp(&self) -> f64 {
-        self.max.f64() + self.sum_exp.ln()
-    }
-}
-
-/// Whether [`row_statistics`] sums the elements: only label smoothing needs that.
-pub(crate) trait Summing: 'static {
-    const SUMS: bool;
-}
-
-/// Sums the elements.
-pub(crate) struct WithSum;
-impl Summing for WithSum {
-    const SUMS: bool = true;
-}
-
-/// Leaves the sum at 0.
-pub(crate) struct WithoutSum;
-impl Summing for WithoutSum {
-    const SUMS: bool = false;
-}
 
 vectorized! {
-    /// Reads a row from memory once: each block is read for its maximum, and again from cache for its sums. A larger
-    /// maximum rescales the earlier sum.
-    pub(crate) fn row_statistics<T: Element, S: Summing>(row: &[T]) -> RowStatistics<T::Acc> {
-        let mut all = RowStatistics { max: T::Acc::NEG_INFINITY, sum_exp: 0.0, sum: 0.0 };
-        for block in row.chunks(BLOCK) {
-            let mut lanes = [T::Acc::NEG_INFINITY; LANES];
-            let chunks = block.chunks_exact(LANES);
-            let rest = chunks.remainder();
-            for chunk in chunks.clone() {
-                for (lane, x) in lanes.iter_mut().zip(chunk) {
-                    *lane = lane.max(x.acc());
-                }
-            }
-            for (lane, x) in lanes.iter_mut().zip(rest) {
-                *lane = lane.max(x.acc());
-            }
-            let max = fold_lanes(lanes, Real::max);
-            if max > all.max {
-                all.sum_exp *= (all.max - max).f64().exp();
-                all.max = max;
-            }
-            let mut exps = [T::Acc::ZERO; LANES];
-            let mut sums = [T::Acc::ZERO; LANES];
-            // If all elements so far are minus infinity, their differences are NaN; 0 replaces the maximum.
-            let shift = if all.max == T::Acc::NEG_INFINITY { T::Acc::ZERO } else { all.max };
-            for chunk in chunks {
-                // The next block's maximum is found faster than memory delivers the block.
-                for line in (0..size_of_val(chunk)).step_by(LINE) {
-                    prefetch::to_l2(chunk.as_ptr().wrapping_add(BLOCK).cast::<u8>().wrapping_add(line));
-                }
-                for ((exp, sum), x) in exps.iter_mut().zip(&mut sums).zip(chunk) {
-                    *exp += (x.acc() - shift).exp_nonpositive();
-                    if S::SUMS {
-                        *sum += x.acc();
-                    }
-                }
-            }
-            for ((exp, sum), x) in exps.iter_mut().zip(&mut sums).zip(rest) {
-                *exp += (x.acc() - shift).exp_nonpositive();
-                if S::SUMS {
-                    *sum += x.acc();
-                }
-            }
-            all.sum_exp += fold_lanes(exps.map(Real::f64), |a, b| a + b);
-            if S::SUMS {
-                all.sum += fold_lanes(sums.map(Real::f64), |a, b| a + b);
-            }
-        }
-        all
-    }
-
     fn softmax_row<T: Element>(x: &[T], y: &mut [T], max: T::Acc, inverse_sum: T::Acc) {
         for (y, x) in y.iter_mut().zip(x) {
-            *y = T::from_acc((x.acc() - max).exp_nonpositive() * inverse_sum);
+            *y = T::from_acc((x.acc() - max).exp_bounded() * inverse_sum);
         }
     }
 

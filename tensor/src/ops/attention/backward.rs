@@ -302,7 +302,7 @@ vectorized! {
             }
             for (p, ds) in p.chunks_exact_mut(PAD).zip(ds.chunks_exact_mut(PAD)) {
                 for (p, ds) in p.iter_mut().zip(ds) {
-                    *p = (*p - lse).exp_nonpositive();
+                    *p = (*p - lse).exp_bounded();
                     *ds = *p * (*ds - delta);
                 }
             }

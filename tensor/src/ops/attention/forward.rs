@@ -196,14 +196,14 @@ vectorized! {
             let mut lanes = [A::ZERO; PAD];
             for chunk in scores.chunks_exact_mut(PAD) {
                 for (lane, x) in lanes.iter_mut().zip(chunk) {
-                    *x = (*x - new).exp_nonpositive();
+                    *x = (*x - new).exp_bounded();
                     *lane += *x;
                 }
             }
             let sum = fold_lanes(lanes, |a, b| a + b);
             // As a rule the maximum is found early; multiplying by e^0 = 1 would change nothing.
             if new != old && totals[i] != A::ZERO {
-                let shrink = (old - new).exp_nonpositive();
+                let shrink = (old - new).exp_bounded();
                 totals[i] *= shrink;
                 for x in &mut sums[i * row..(i + 1) * row] {
                     *x *= shrink;

@@ -2,6 +2,7 @@
 
 use super::config::CrossEntropyConfig;
 use super::shard::{VocabAllReduce, VocabShard, joined};
+use crate::numeric::prefetch::fetch_ahead;
 use crate::numeric::simd::vectorized;
 use crate::ops::rows::{can_reuse, for_rows, for_rows2};
 use crate::ops::softmax::{RowStatistics, WithSum, WithoutSum, row_statistics};
@@ -177,7 +178,7 @@ impl HostTargets {
         // shard has no element here.
         let finish = |dx: &mut [T], class: usize, x_t: Option<T::Acc>, lse: T::Acc| {
             if let Some(x_t) = x_t {
-                dx[class] = T::from_acc((x_t - lse).exp_nonpositive() * scale - uniform - peak);
+                dx[class] = T::from_acc((x_t - lse).exp_bounded() * scale - uniform - peak);
             }
         };
         if can_reuse(&logits) {
@@ -216,7 +217,14 @@ impl HostTargets {
 
 #[inline(always)]
 fn scaled<A: Real>(x: A, lse: A, scale: A, uniform: A) -> A {
-    (x - lse).exp_nonpositive() * scale - uniform
+    (x - lse).exp_bounded() * scale - uniform
+}
+
+#[inline(always)]
+fn set_gradient<T: Element>(x: &mut [T], lse: T::Acc, scale: T::Acc, uniform: T::Acc) {
+    for x in x {
+        *x = T::from_acc(scaled(x.acc(), lse, scale, uniform));
+    }
 }
 
 vectorized! {
@@ -227,8 +235,11 @@ vectorized! {
     }
 
     fn gradient_in_place<T: Element>(x: &mut [T], lse: T::Acc, scale: T::Acc, uniform: T::Acc) {
-        for x in x {
-            *x = T::from_acc(scaled(x.acc(), lse, scale, uniform));
+        let (blocks, rest) = x.as_chunks_mut();
+        for block in blocks {
+            fetch_ahead(block);
+            set_gradient(block, lse, scale, uniform);
         }
+        set_gradient(rest, lse, scale, uniform);
     }
 }

@@ -7,6 +7,7 @@
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use crate::kernel_span::kernel_span;
+use crate::numeric::prefetch;
 use crate::numeric::simd::vectorized;
 use crate::ops::optim::step::check_vectors;
 use crate::ops::rows::for_rows;
@@ -15,20 +16,26 @@ use crate::{DType, Device, Element, Error, Real, Result, Tensor, cuda, dispatch_
 const BLOCK: usize = 16 * 1024;
 const LANES: usize = 16;
 
+#[inline(always)]
+fn add_squares<T: Element>(lanes: &mut [f64; LANES], x: &[T]) {
+    for (lane, x) in lanes.iter_mut().zip(x) {
+        let x = x.acc().f64();
+        *lane = x.mul_add(x, *lane);
+    }
+}
+
 vectorized! {
     fn sq_norm_block<T: Element>(x: &[T]) -> f64 {
         let mut lanes = [0.0_f64; LANES];
-        let chunks = x.chunks_exact(LANES);
-        let rest = chunks.remainder();
-        for chunk in chunks {
-            for (lane, x) in lanes.iter_mut().zip(chunk) {
-                let x = x.acc().f64();
-                *lane = x.mul_add(x, *lane);
+        let (blocks, rest) = x.as_chunks::<{ prefetch::BLOCK }>();
+        for block in blocks {
+            prefetch::fetch_ahead(block);
+            for x in block.as_chunks::<LANES>().0 {
+                add_squares(&mut lanes, x);
             }
         }
-        for (lane, x) in lanes.iter_mut().zip(rest) {
-            let x = x.acc().f64();
-            *lane = x.mul_add(x, *lane);
+        for x in rest.chunks(LANES) {
+            add_squares(&mut lanes, x);
         }
         lanes.into_iter().sum()
     }

@@ -1,0 +1,161 @@
+//! Maximum, sum of exponentials and sum of a row, in one pass.
+
+use crate::numeric::prefetch;
+use crate::numeric::real::fold_lanes;
+use crate::numeric::simd::vectorized;
+use crate::{Element, Real};
+
+/// Lanes of the sums, whose blocks of [`BLOCK`] elements are combined in f64.
+const LANES: usize = prefetch::BLOCK;
+const BLOCK: usize = 1024;
+
+/// Statistics of a row of logits, computed in one pass.
+#[derive(Clone, Copy)]
+pub(crate) struct RowStatistics<A> {
+    /// max_j x_j.
+    pub max: A,
+    /// sum_j e^(x_j - max).
+    pub sum_exp: f64,
+    /// sum_j x_j, or 0 without [`WithSum`].
+    pub sum: f64,
+}
+
+impl<A: Real> RowStatistics<A> {
+    /// ln sum_j e^x_j.
+    pub(crate) fn log_sum_exp(&self) -> f64 {
+        self.max.f64() + self.sum_exp.ln()
+    }
+}
+
+/// Whether [`row_statistics`] sums the elements: only label smoothing needs that.
+pub(crate) trait Summing: 'static {
+    const SUMS: bool;
+}
+
+/// Sums the elements.
+pub(crate) struct WithSum;
+impl Summing for WithSum {
+    const SUMS: bool = true;
+}
+
+/// Leaves the sum at 0.
+pub(crate) struct WithoutSum;
+impl Summing for WithoutSum {
+    const SUMS: bool = false;
+}
+
+/// How much larger an element may be than the shift of the exponentials that are summed.
+const HEADROOM: f64 = 60.0;
+
+/// Statistics of the elements of each lane of a block.
+struct LaneStatistics<A> {
+    maxima: [A; LANES],
+    exps: [A; LANES],
+    sums: [A; LANES],
+}
+
+impl<A: Real> LaneStatistics<A> {
+    #[inline(always)]
+    fn add<T: Element<Acc = A>, S: Summing>(&mut self, elements: &[T], shift: A) {
+        for (lane, x) in elements.iter().enumerate() {
+            let x = x.acc();
+            self.maxima[lane] = self.maxima[lane].max(x);
+            self.exps[lane] += (x - shift).exp_bounded();
+            if S::SUMS {
+                self.sums[lane] += x;
+            }
+        }
+    }
+}
+
+/// The statistics of a block, with the sum of e^(x_j - shift).
+#[inline(always)]
+fn block_statistics<T: Element, S: Summing>(block: &[T], shift: T::Acc) -> RowStatistics<T::Acc> {
+    let zeros = [T::Acc::ZERO; LANES];
+    let maxima = [T::Acc::NEG_INFINITY; LANES];
+    let mut lanes = LaneStatistics { maxima, exps: zeros, sums: zeros };
+    let (chunks, rest) = block.as_chunks::<LANES>();
+    for chunk in chunks {
+        prefetch::fetch_ahead(chunk);
+        lanes.add::<T, S>(chunk, shift);
+    }
+    lanes.add::<T, S>(rest, shift);
+    RowStatistics {
+        max: fold_lanes(lanes.maxima, Real::max),
+        sum_exp: fold_lanes(lanes.exps.map(Real::f64), |a, b| a + b),
+        sum: fold_lanes(lanes.sums.map(Real::f64), |a, b| a + b),
+    }
+}
+
+/// The largest element of a block.
+#[inline(always)]
+fn block_maximum<T: Element>(block: &[T]) -> T::Acc {
+    let mut maxima = [T::Acc::NEG_INFINITY; LANES];
+    for chunk in block.chunks(LANES) {
+        for (max, x) in maxima.iter_mut().zip(chunk) {
+            *max = max.max(x.acc());
+        }
+    }
+    fold_lanes(maxima, Real::max)
+}
+
+vectorized! {
+    /// Reads a row once. The shift is the maximum of an early block; a block that exceeds it by more than [`HEADROOM`]
+    /// replaces it and is read again.
+    pub(crate) fn row_statistics<T: Element, S: Summing>(row: &[T]) -> RowStatistics<T::Acc> {
+        let mut all = RowStatistics { max: T::Acc::NEG_INFINITY, sum_exp: 0.0, sum: 0.0 };
+        let mut shift = T::Acc::NEG_INFINITY;
+        for block in row.chunks(BLOCK) {
+            if all.max == T::Acc::NEG_INFINITY {
+                shift = block_maximum(block);
+            }
+            // The difference of two equal infinities would be NaN.
+            let finite = if shift == T::Acc::NEG_INFINITY { T::Acc::ZERO } else { shift };
+            let mut found = block_statistics::<T, S>(block, finite);
+            if (found.max - shift).f64() > HEADROOM {
+                all.sum_exp *= (shift - found.max).f64().exp();
+                shift = found.max;
+                found = block_statistics::<T, S>(block, shift);
+            }
+            all.max = all.max.max(found.max);
+            all.sum_exp += found.sum_exp;
+            all.sum += found.sum;
+        }
+        if all.max > T::Acc::NEG_INFINITY {
+            all.sum_exp *= (shift - all.max).f64().exp();
+        }
+        all
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::DType;
+    use crate::Device;
+    use crate::ops::softmax::{log_softmax, softmax};
+    use crate::ops::testing::{assert_close, tensor, values};
+
+    #[test]
+    fn blocks_may_be_far_above_or_below_those_before() {
+        let device = Device::cpu(1).unwrap();
+        let base = values(3 * BLOCK, 7);
+        for step in [0.5, 59.0, 61.0, 120.0, 5000.0, -59.0, -61.0, -5000.0] {
+            let row: Vec<f64> =
+                base.iter().enumerate().map(|(i, x)| x + step * (i / BLOCK) as f64).collect();
+            for dtype in [DType::F32, DType::F64] {
+                let x = tensor(&device, dtype, &[row.len()], &row);
+                let rounded = x.to_f64().unwrap();
+                let max = rounded.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+                let sum: f64 = rounded.iter().map(|x| (x - max).exp()).sum();
+                let want: Vec<f64> = rounded.iter().map(|x| x - max - sum.ln()).collect();
+                let eps = 8.0 * dtype.epsilon();
+                // The logarithm of the sum is rounded, and nearly as large as the largest element.
+                let log_eps = eps * (1.0 + step.abs());
+                assert_close("log_softmax", &log_softmax(&x, 0).unwrap(), &want, log_eps);
+                let want: Vec<f64> = want.iter().map(|y| y.exp()).collect();
+                assert_close("softmax", &softmax(&x, 0).unwrap(), &want, eps);
+            }
+        }
+    }
+}
