@@ -29,14 +29,13 @@ pub(crate) fn to_l2<T>(from: *const T) {
     let _ = from;
 }
 
-/// Elements of a block, and from a block to the one that is fetched.
-pub(crate) const BLOCK: usize = 32;
+/// Elements from a block of a row to the one that is fetched.
 const DISTANCE: usize = 1024;
 
-/// Fetches a later block of a row to L2. A loop over one row in memory takes up to two thirds longer by the processor's own
-/// prefetches; one over four rows does not.
+/// Fetches a later block of a row to L2. A loop over one row in memory takes up to two thirds longer with the processor's
+/// own prefetches alone; one over four rows does not.
 #[inline(always)]
-pub(crate) fn fetch_ahead<T>(block: &[T; BLOCK]) {
+pub(crate) fn fetch_ahead<T, const N: usize>(block: &[T; N]) {
     for line in (0..size_of_val(block)).step_by(LINE) {
         to_l2(block.as_ptr().wrapping_add(DISTANCE).cast::<u8>().wrapping_add(line));
     }

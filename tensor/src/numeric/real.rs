@@ -38,7 +38,7 @@ pub trait Real:
     fn f64(self) -> f64;
     /// e^self.
     fn exp(self) -> Self;
-    /// e^self of a number of at most 88, or NaN: [`Real::exp`] without the bound above.
+    /// e^self of a number of at most 88, or NaN: [`Real::exp`] without the bound above, beyond which f32 gives any number.
     #[inline(always)]
     fn exp_bounded(self) -> Self {
         self.exp()

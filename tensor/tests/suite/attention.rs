@@ -2,6 +2,7 @@
 
 use crate::reference::*;
 use ferrotron_tensor::ops::attention::*;
+use ferrotron_tensor::ops::concat::concat;
 use ferrotron_tensor::{DType, Device, RandomKey, Result, ShardSpec, Tensor};
 
 /// (B, T, S, H, G, D)
@@ -255,6 +256,17 @@ fn bits_do_not_depend_on_threads_batch_or_heads() -> Result<()> {
         assert_same_bits("alone: dv", &got.2, &part(&dv, 1, 1)?);
         let last = attention(&q1.narrow(1, 149, 1)?, &k1, &v1, &config)?.0;
         assert_same_bits("with a cache", &last, &out1.narrow(1, 149, 1)?);
+        // Fewer keys than the queries beside it see.
+        let (k2, v2) =
+            (concat(&[&k1, &k1.narrow(1, 7, 19)?], 1)?, concat(&[&v1, &v1.narrow(1, 7, 19)?], 1)?);
+        let (out2, lse2) = attention(&q1, &k2, &v2, &config)?;
+        for query in [0, 12, 40, 90, 149] {
+            let keys = query + 20;
+            let (k, v) = (k2.narrow(1, 0, keys)?, v2.narrow(1, 0, keys)?);
+            let (out, lse) = attention(&q1.narrow(1, query, 1)?, &k, &v, &config)?;
+            assert_same_bits("few keys: out", &out, &out2.narrow(1, query, 1)?);
+            assert_same_bits("few keys: lse", &lse, &lse2.narrow(2, query, 1)?);
+        }
         Ok([out, lse, dq, dk, dv])
     };
     for dtype in [DType::F32, DType::BF16] {

@@ -26,7 +26,7 @@ fn every_instruction_set_agrees_with_f64() -> Result<()> {
         shape(3, 131, 2, 2, 64),
         shape(70, 33, 2, 2, 7),
         shape(1, 1, 1, 1, 1),
-        shape(300, 530, 2, 1, 8),
+        shape(300, 530, 2, 1, 40),
     ] {
         for mask in [AttentionMask::Causal, AttentionMask::None] {
             let plain = AttentionConfig { mask, ..AttentionConfig::causal(shape.width) };
@@ -94,11 +94,7 @@ fn every_instruction_set(
         let bias = ScoreBias::new(shape, DType::F32, &config)?;
         let operands = AttentionOperands::new(shape, [&q, &k, &v], &config, bias.as_ref())?;
         let call = AttentionOperands { blocks, ..operands };
-        let mut got = Tensor::zeros(device, DType::BF16, q.dims())?;
-        let mut got_lse = Tensor::zeros(device, DType::F32, lse.dims())?;
-        let slice = Disjoint::new(got.as_mut_slice()?);
-        let to = Target::dense(&slice, queries, heads, width);
-        forward::run::<bf16>(device, &call, to, Disjoint::new(got_lse.as_mut_slice()?))?;
+        let (got, got_lse) = forward_of(device, &call)?;
         assert_near(&format!("{name} out"), &got, &out, tolerance);
         assert_close(&format!("{name} lse"), &got_lse, &lse.to_f64()?, 1e-5 * (width + 1) as f64);
         let mut grads = [&q, &k, &v].map(|x| Tensor::zeros(device, DType::BF16, x.dims()).unwrap());
@@ -119,6 +115,73 @@ fn every_instruction_set(
         }
         for ((what, got), want) in ["dq", "dk", "dv"].iter().zip(&grads).zip([&dq, &dk, &dv]) {
             assert_near(&format!("{name} {what}"), got, want, tolerance);
+        }
+    }
+    Ok(())
+}
+
+/// The output and lse of attention by one instruction set.
+fn forward_of(device: &Device, call: &AttentionOperands<'_, bf16>) -> Result<(Tensor, Tensor)> {
+    let Shape { batch, queries, heads, width, .. } = call.shape;
+    let mut out = Tensor::zeros(device, DType::BF16, &[batch, queries, heads, width])?;
+    let mut lse = Tensor::zeros(device, DType::F32, &[batch, heads, queries])?;
+    let slice = Disjoint::new(out.as_mut_slice()?);
+    let to = Target::dense(&slice, queries, heads, width);
+    forward::run::<bf16>(device, call, to, Disjoint::new(lse.as_mut_slice()?))?;
+    Ok((out, lse))
+}
+
+/// Causal attention of one head by every instruction set, with 150 queries, keys and values of 40 elements.
+fn one_head_of_each(
+    q: impl Fn(usize) -> f32,
+    k: impl Fn(usize) -> f32,
+    v: impl Fn(usize) -> f32,
+) -> Result<Vec<(Tensor, Tensor)>> {
+    let device = &Device::cpu(1)?;
+    let [length, width] = [150, 40];
+    let shape = Shape { batch: 1, queries: length, keys: length, heads: 1, groups: 1, width };
+    let rows = |row: &dyn Fn(usize) -> f32| {
+        let values: Vec<bf16> =
+            (0..length * width).map(|i| bf16::from_f32(row(i / width))).collect();
+        Tensor::from_slice(device, &values, &[1, length, 1, width])
+    };
+    let (q, k, v) = (rows(&q)?, rows(&k)?, rows(&v)?);
+    let config = AttentionConfig::causal(width);
+    let each = SmallGemm::<bf16>::available().map(|(_, blocks)| {
+        let operands = AttentionOperands::new(shape, [&q, &k, &v], &config, None)?;
+        forward_of(device, &AttentionOperands { blocks, ..operands })
+    });
+    each.collect()
+}
+
+#[test]
+fn a_key_that_is_not_a_number_shows_in_the_queries_that_see_it() -> Result<()> {
+    let number = |i: usize| (i % 7) as f32 / 8.0;
+    let with = one_head_of_each(number, |i| if i == 70 { f32::NAN } else { number(i) }, number)?;
+    let without = one_head_of_each(number, number, number)?;
+    for (with, without) in with.iter().zip(&without) {
+        for (with, without) in [(&with.0, &without.0), (&with.1, &without.1)] {
+            let (with, without) = (with.to_f64()?, without.to_f64()?);
+            let row = with.len() / 150;
+            for (i, (with, without)) in with.chunks(row).zip(without.chunks(row)).enumerate() {
+                match i < 70 {
+                    true => assert_eq!(with, without, "query {i}"),
+                    false => assert!(with.iter().all(|x| x.is_nan()), "query {i}"),
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The difference of scores that are rounded, the largest of which is subtracted, is 0 for that one.
+#[test]
+fn the_largest_of_huge_scores_takes_all() -> Result<()> {
+    for q in 0..40 {
+        let q = 2e4 + 700.0 * q as f32;
+        let key = |i: usize| if i == 0 { 3e4 } else { 2e4 };
+        for (out, _) in one_head_of_each(|_| q, key, |i| (i + 1) as f32)? {
+            assert!(out.to_f64()?.iter().all(|&x| x == 1.0), "queries of {q}");
         }
     }
     Ok(())

@@ -235,7 +235,7 @@ vectorized! {
     }
 
     fn gradient_in_place<T: Element>(x: &mut [T], lse: T::Acc, scale: T::Acc, uniform: T::Acc) {
-        let (blocks, rest) = x.as_chunks_mut();
+        let (blocks, rest) = x.as_chunks_mut::<32>();
         for block in blocks {
             fetch_ahead(block);
             set_gradient(block, lse, scale, uniform);

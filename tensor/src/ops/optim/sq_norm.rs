@@ -27,7 +27,7 @@ fn add_squares<T: Element>(lanes: &mut [f64; LANES], x: &[T]) {
 vectorized! {
     fn sq_norm_block<T: Element>(x: &[T]) -> f64 {
         let mut lanes = [0.0_f64; LANES];
-        let (blocks, rest) = x.as_chunks::<{ prefetch::BLOCK }>();
+        let (blocks, rest) = x.as_chunks::<{ 2 * LANES }>();
         for block in blocks {
             prefetch::fetch_ahead(block);
             for x in block.as_chunks::<LANES>().0 {

@@ -6,7 +6,7 @@ use crate::numeric::simd::vectorized;
 use crate::{Element, Real};
 
 /// Lanes of the sums, whose blocks of [`BLOCK`] elements are combined in f64.
-const LANES: usize = prefetch::BLOCK;
+const LANES: usize = 32;
 const BLOCK: usize = 1024;
 
 /// Statistics of a row of logits, computed in one pass.
@@ -44,8 +44,9 @@ impl Summing for WithoutSum {
     const SUMS: bool = false;
 }
 
-/// How much larger an element may be than the shift of the exponentials that are summed.
-const HEADROOM: f64 = 60.0;
+/// How much larger an element may be than the shift of the exponentials that are summed. A difference of this size is
+/// rounded by 2^-22 at most in f32, and a sum of 32 exponentials is far from the largest number.
+const HEADROOM: f64 = 8.0;
 
 /// Statistics of the elements of each lane of a block.
 struct LaneStatistics<A> {
@@ -100,8 +101,8 @@ fn block_maximum<T: Element>(block: &[T]) -> T::Acc {
 }
 
 vectorized! {
-    /// Reads a row once. The shift is the maximum of an early block; a block that exceeds it by more than [`HEADROOM`]
-    /// replaces it and is read again.
+    /// Reads a row from memory once. The shift is the maximum of an early block. A block whose maximum exceeds it by more than
+    /// [`HEADROOM`] sets it anew and is read again.
     pub(crate) fn row_statistics<T: Element, S: Summing>(row: &[T]) -> RowStatistics<T::Acc> {
         let mut all = RowStatistics { max: T::Acc::NEG_INFINITY, sum_exp: 0.0, sum: 0.0 };
         let mut shift = T::Acc::NEG_INFINITY;
@@ -109,9 +110,10 @@ vectorized! {
             if all.max == T::Acc::NEG_INFINITY {
                 shift = block_maximum(block);
             }
-            // The difference of two equal infinities would be NaN.
-            let finite = if shift == T::Acc::NEG_INFINITY { T::Acc::ZERO } else { shift };
-            let mut found = block_statistics::<T, S>(block, finite);
+            // Where all elements so far are minus infinity, their differences would be NaN.
+            let subtracted = if shift == T::Acc::NEG_INFINITY { T::Acc::ZERO } else { shift };
+            // The sum of a block far above it is arbitrary.
+            let mut found = block_statistics::<T, S>(block, subtracted);
             if (found.max - shift).f64() > HEADROOM {
                 all.sum_exp *= (shift - found.max).f64().exp();
                 shift = found.max;
@@ -131,30 +133,53 @@ vectorized! {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::DType;
-    use crate::Device;
-    use crate::ops::softmax::{log_softmax, softmax};
-    use crate::ops::testing::{assert_close, tensor, values};
+    use crate::ops::softmax::softmax;
+    use crate::ops::testing::{FLOATS, assert_close, tensor};
+    use crate::{DType, Device, Result, dispatch_float};
+
+    /// Two blocks and a part of one; the last two are `step` and 2 `step` above the first. No number has few digits.
+    fn steps(step: f64) -> Vec<f64> {
+        let digits = |i: usize| (i as f64 * 0.618_033_988_749).fract() * 2.0 - 1.0;
+        (0..2 * BLOCK + 77).map(|i| digits(i) + step * (i / BLOCK) as f64 - 0.123_456_7).collect()
+    }
 
     #[test]
-    fn blocks_may_be_far_above_or_below_those_before() {
-        let device = Device::cpu(1).unwrap();
-        let base = values(3 * BLOCK, 7);
-        for step in [0.5, 59.0, 61.0, 120.0, 5000.0, -59.0, -61.0, -5000.0] {
-            let row: Vec<f64> =
-                base.iter().enumerate().map(|(i, x)| x + step * (i / BLOCK) as f64).collect();
-            for dtype in [DType::F32, DType::F64] {
+    fn blocks_may_be_far_above_or_below_those_before() -> Result<()> {
+        let device = Device::cpu(1)?;
+        for step in [0.5, 3.9, 5.9, 7.9, 59.0, 61.0, 5000.0, -5.9, -59.0, -5000.0] {
+            for dtype in FLOATS {
+                let row = steps(step);
                 let x = tensor(&device, dtype, &[row.len()], &row);
                 let rounded = x.to_f64().unwrap();
                 let max = rounded.iter().copied().fold(f64::NEG_INFINITY, f64::max);
                 let sum: f64 = rounded.iter().map(|x| (x - max).exp()).sum();
-                let want: Vec<f64> = rounded.iter().map(|x| x - max - sum.ln()).collect();
-                let eps = 8.0 * dtype.epsilon();
-                // The logarithm of the sum is rounded, and nearly as large as the largest element.
-                let log_eps = eps * (1.0 + step.abs());
-                assert_close("log_softmax", &log_softmax(&x, 0).unwrap(), &want, log_eps);
-                let want: Vec<f64> = want.iter().map(|y| y.exp()).collect();
-                assert_close("softmax", &softmax(&x, 0).unwrap(), &want, eps);
+                let total: f64 = rounded.iter().sum();
+                dispatch_float!("test", dtype, T => {
+                    let found = row_statistics::<T, WithSum>(x.as_slice::<T>().unwrap());
+                    assert_eq!(found.max.f64(), max, "{dtype} {step}");
+                    // The sums of the test are in f64 themselves.
+                    let eps = 4.0 * dtype.accumulator().epsilon() + 1e-14;
+                    let error = (found.sum_exp - sum).abs() / sum;
+                    assert!(error < eps, "{dtype} {step}: got {}, want {sum}", found.sum_exp);
+                    let error = (found.sum - total).abs();
+                    assert!(error < 32.0 * eps * total.abs(), "{dtype} {step}: {} {total}", found.sum);
+                });
+                let want: Vec<f64> = rounded.iter().map(|x| (x - max).exp() / sum).collect();
+                assert_close("softmax", &softmax(&x, 0).unwrap(), &want, 8.0 * dtype.epsilon());
+            }
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn infinity_and_nan_show_in_every_block() {
+        let device = Device::cpu(1).unwrap();
+        for at in [0, BLOCK + 5, 2 * BLOCK + 70] {
+            for special in [f64::INFINITY, f64::NAN] {
+                let mut row = steps(1.0);
+                row[at] = special;
+                let y = softmax(&tensor(&device, DType::F32, &[row.len()], &row), 0).unwrap();
+                assert!(y.to_f64().unwrap().iter().all(|y| y.is_nan()), "{special} at {at}");
             }
         }
     }

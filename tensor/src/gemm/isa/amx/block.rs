@@ -36,7 +36,7 @@ impl TileRegisters {
     }
 
     /// sums \[+\]= a b for one panel of rows and one of columns, `steps` steps of each. The columns, which come from L2 as a
-    /// rule, do not displace in L1 what the thread writes: a store there waits for no other cache.
+    /// rule, do not displace what the thread writes in L1. A store there waits for no other cache.
     ///
     /// # Safety
     /// `a` and `b` hold the steps, `sums` 32 x 32 sums, initialised where they are added to.

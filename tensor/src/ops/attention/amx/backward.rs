@@ -12,16 +12,22 @@ use crate::ops::attention::tile::{
     AttentionOperands, HeadView, Shape, StoreKeyGradients, Target, padded, row_products, take,
 };
 use std::f32::consts::LOG2_E;
+use std::ops::Range;
 
 /// Panels of queries, at most, and of keys, that are visited together. The queries' operands and dq, which long sequences
 /// have in L3, are read once for each chunk of keys.
 const QUERY_CHUNK: usize = 8;
 const KEY_CHUNK: usize = 16;
 
+/// Panels of keys of the largest chunk.
+fn key_chunk(sizes: &Sizes) -> usize {
+    sizes.keys.min(KEY_CHUNK)
+}
+
 /// Floats of workspace that [`one_head`] needs.
 pub(in crate::ops::attention) fn workspace_floats(shape: Shape, has_dropout: bool) -> usize {
     let sizes = Sizes::new(shape);
-    let key_chunk = sizes.keys.min(KEY_CHUNK);
+    let key_chunk = key_chunk(&sizes);
     let factors =
         if has_dropout { key_chunk * (QUERY_CHUNK * SUMS_FLOATS + LANES * LANES) } else { 0 };
     3 * sizes.packed_keys()
@@ -76,7 +82,7 @@ pub(in crate::ops::attention) fn one_head(
         q_across: take(&mut rest, of_queries),
         dout_across: take(&mut rest, of_queries),
     };
-    let key_chunk = sizes.keys.min(KEY_CHUNK);
+    let key_chunk = key_chunk(&sizes);
     let mut sums = Sums {
         dq: take(&mut rest, sizes.queries * sizes.width * SUMS_FLOATS),
         dk: take(&mut rest, key_chunk * sizes.width * SUMS_FLOATS),
@@ -102,7 +108,8 @@ pub(in crate::ops::attention) fn one_head(
     // The exponential of minus infinity is 0: padding changes nothing.
     base.fill(f32::INFINITY);
     for (base, lse) in base.iter_mut().zip(&lse[(b * heads + head) * queries..][..queries]) {
-        *base = lse * LOG2_E;
+        // So is it for a query that sees nothing.
+        *base = if *lse == f32::NEG_INFINITY { f32::INFINITY } else { lse * LOG2_E };
     }
     sums.dq.fill(0.0);
     let (scratch, rows) = rest.split_at_mut(rest.len() - 2 * LANES * padded(width));
@@ -205,7 +212,10 @@ impl HeadPanels<'_> {
         let p = take(&mut rest, QUERY_CHUNK * STEP_FLOATS);
         let ds = take(&mut rest, QUERY_CHUNK * STEP_FLOATS);
         let ds_across = take(&mut rest, query_panels * key_panels * STEP_FLOATS);
-        let factors = call.dropout.is_some().then(|| self.factors(key_panel, query_panel, rest));
+        let factors = call.dropout.is_some().then(|| {
+            let seen = |i: usize| unseen(i)..seen(i);
+            self.factors((key_panel, query_panel), seen, rest)
+        });
         for j in 0..key_panels {
             let first = (0..query_panels).find(|&i| seen(i) > j);
             let Some(first) = first else { break };
@@ -277,11 +287,12 @@ impl HeadPanels<'_> {
         }
     }
 
-    /// Factors of the probabilities as sums lie, for each panel of keys, for each of [`QUERY_CHUNK`] panels of queries.
+    /// Factors of the probabilities as sums lie, for each panel of keys, for each of [`QUERY_CHUNK`] panels of queries: of
+    /// the panels of keys that these see.
     fn factors<'a>(
         &self,
-        key_panel: usize,
-        query_panel: usize,
+        (key_panel, query_panel): (usize, usize),
+        seen: impl Fn(usize) -> Range<usize>,
         workspace: &'a mut [f32],
     ) -> &'a [f32] {
         let (call, (b, head)) = (self.call, self.head);
@@ -291,17 +302,23 @@ impl HeadPanels<'_> {
         let turned = take(&mut rest, key_panels * QUERY_CHUNK * SUMS_FLOATS);
         let rows = take(&mut rest, LANES * keys);
         let Some(dropout) = call.dropout else { return turned };
-        let key = key_panel * LANES;
-        let count = keys.min(call.shape.keys - key);
+        let count = keys.min(call.shape.keys - key_panel * LANES);
         for i in 0..QUERY_CHUNK.min(self.sizes.queries - query_panel) {
             let query = (query_panel + i) * LANES;
+            let seen = seen(i);
+            let columns = seen.start * LANES..count.min(seen.end * LANES);
+            if columns.is_empty() {
+                continue;
+            }
+            let key = key_panel * LANES + columns.start;
             rows.fill(0.0);
             for (r, row) in rows.chunks_exact_mut(keys).enumerate() {
                 if query + r < call.shape.queries {
-                    call.dropout_factors(dropout, (b, head, query + r), key, &mut row[..count]);
+                    let row = &mut row[columns.clone()];
+                    call.dropout_factors(dropout, (b, head, query + r), key, row);
                 }
             }
-            for tile in 0..4 * key_panels {
+            for tile in 4 * seen.start..4 * seen.end {
                 let (j, lower, right) = (tile / 4, tile / 2 % 2, tile % 2);
                 let from = &rows[right * SIDE * keys + j * LANES + lower * SIDE..];
                 let to = (j * QUERY_CHUNK + i) * SUMS_FLOATS + (2 * lower + right) * RIGHT;

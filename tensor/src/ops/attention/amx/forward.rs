@@ -9,7 +9,7 @@ use crate::ops::attention::tile::{AttentionOperands, Shape, Target, for_each_tas
 use crate::{Device, Real, Result, bf16};
 use std::f32::consts::{LN_2, LOG2_E};
 
-/// Keys of [`KEY_PANELS`].
+/// Keys of [`KEY_PANELS`] panels.
 const KEYS: usize = KEY_PANELS * LANES;
 
 /// Fills `out` (B, T, H, D) and `lse` (B, H, T).
@@ -108,7 +108,7 @@ impl QueryPanel<'_> {
                     call.dropout_factors(dropout, (b, head, first + i), key, factors);
                 }
             }
-            // All queries see all keys in most of the panels, of long sequences.
+            // Of long sequences, all queries see all keys in most panels.
             let is_all_seen = rows == LANES && all_start <= key && key + panels * LANES <= all_end;
             let limits = (!is_all_seen).then(|| call.panel_limits((b, first), key));
             let mut softmax = SoftmaxPanel {

@@ -126,7 +126,9 @@ impl SoftmaxPanel<'_> {
             let mut x = [_mm512_set1_ps(f32::NEG_INFINITY); N];
             for (c, x) in x.iter_mut().enumerate() {
                 let (seen, score) = self.score::<MASKED>(row, 2 * panel + c);
-                *x = _mm512_mask_mov_ps(*x, seen, _mm512_fmsub_ps(score, scale, max));
+                // Not fused: the largest must give 1, however large it is.
+                let below = _mm512_sub_ps(_mm512_mul_ps(score, scale), max);
+                *x = _mm512_mask_mov_ps(*x, seen, below);
             }
             x = exp2(x);
             let mut sum = x[0];

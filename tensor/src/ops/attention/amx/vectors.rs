@@ -13,6 +13,7 @@ pub(super) const RIGHT: usize = 256;
 pub(super) const LOWER: usize = 512;
 /// Elements of a tile's row of f32.
 pub(super) const SIDE: usize = 16;
+
 /// The start of row `i` of sums.
 pub(super) const fn row_of(i: usize) -> usize {
     i / SIDE * LOWER + i % SIDE * SIDE

@@ -4,6 +4,7 @@
 //! parts of each row and column are added in order.
 
 use crate::numeric::disjoint::Disjoint;
+use crate::numeric::prefetch;
 use crate::numeric::simd::vectorized;
 use crate::ops::optim::adafactor::MatrixBatch;
 use crate::ops::rows::for_rows;
@@ -76,6 +77,16 @@ fn add_square<G: Element>(lane: &mut f64, column: &mut f64, x: G) {
     *column += square;
 }
 
+#[inline(always)]
+fn add_weighted<G: Element>(lanes: &mut [f64; LANES], grads: &[G], columns: &[G::Acc]) {
+    for (grads, columns) in grads.chunks(LANES).zip(columns.chunks(LANES)) {
+        for ((lane, g), &c) in lanes.iter_mut().zip(grads).zip(columns) {
+            let u = g.acc().f64() * c.f64();
+            *lane = u.mul_add(u, *lane);
+        }
+    }
+}
+
 vectorized! {
     /// Sums the squares of a tile whose rows are `width` elements apart. [`TOGETHER`] rows at a time load and store the sums
     /// of columns once; each column still adds its rows in order.
@@ -114,18 +125,13 @@ vectorized! {
     /// The sum of squares of gradients times the factors of their columns.
     pub(super) fn weighted_sq_norm<G: Element>(grads: &[G], columns: &[G::Acc]) -> f64 {
         let mut lanes = [0.0_f64; LANES];
-        let (chunks, factors) = (grads.chunks_exact(LANES), columns.chunks_exact(LANES));
-        let (last, last_factors) = (chunks.remainder(), factors.remainder());
-        for (grads, columns) in chunks.zip(factors) {
-            for ((lane, g), &c) in lanes.iter_mut().zip(grads).zip(columns) {
-                let u = g.acc().f64() * c.f64();
-                *lane = u.mul_add(u, *lane);
-            }
+        let (blocks, rest) = grads.as_chunks::<{ 2 * LANES }>();
+        let (factors, last) = columns.as_chunks::<{ 2 * LANES }>();
+        for (grads, columns) in blocks.iter().zip(factors) {
+            prefetch::fetch_ahead(grads);
+            add_weighted(&mut lanes, grads, columns);
         }
-        for ((lane, g), &c) in lanes.iter_mut().zip(last).zip(last_factors) {
-            let u = g.acc().f64() * c.f64();
-            *lane = u.mul_add(u, *lane);
-        }
+        add_weighted(&mut lanes, rest, last);
         lanes.into_iter().sum()
     }
 }
