@@ -267,7 +267,7 @@ impl Real for f32 {
 
 /// `f` of all lanes, a power of two: of the first half with the second, until one is left.
 #[inline(always)]
-pub(crate) fn fold_lanes<A: Real, const N: usize>(mut lanes: [A; N], f: impl Fn(A, A) -> A) -> A {
+pub(crate) fn fold_lanes<A: Copy, const N: usize>(mut lanes: [A; N], f: impl Fn(A, A) -> A) -> A {
     let mut half = N / 2;
     while half > 0 {
         for i in 0..half {

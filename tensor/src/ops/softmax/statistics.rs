@@ -44,7 +44,7 @@ impl Summing for WithoutSum {
     const SUMS: bool = false;
 }
 
-/// How much larger an element may be than the shift of the exponentials that are summed. A difference of this size is
+/// The most by which an element may exceed the shift of the exponentials that are summed. A difference of this size is
 /// rounded by 2^-22 at most in f32, and a sum of 32 exponentials is far from the largest number.
 const HEADROOM: f64 = 8.0;
 

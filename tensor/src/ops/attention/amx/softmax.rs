@@ -3,6 +3,7 @@
 use super::panels::{KEY_PANELS, PanelLimits};
 use super::vectors::{RIGHT, SIDE, exp2, narrow, row_of};
 use crate::gemm::tiles::{LANES, STEP_BYTES, SUMS_FLOATS};
+use crate::numeric::real::fold_lanes;
 use crate::numeric::simd::with_avx512_bf16;
 use std::arch::x86_64::*;
 
@@ -62,8 +63,7 @@ impl SoftmaxPanel<'_> {
                     for (i, most) in rows.iter_mut().enumerate() {
                         *most = _mm512_set1_ps(f32::NEG_INFINITY);
                         for c in 0..2 * panels {
-                            let (seen, score) = self.score::<MASKED>(half * SIDE + i, c);
-                            let score = _mm512_mul_ps(score, scale);
+                            let (seen, score) = self.score::<MASKED>(half * SIDE + i, c, scale);
                             *most = _mm512_mask_max_ps(*most, seen, *most, score);
                         }
                     }
@@ -90,13 +90,19 @@ impl SoftmaxPanel<'_> {
         }
     }
 
-    /// 16 scores of a row, from key 16 `c` on, and which of them the query sees.
+    /// The keys that a query sees, of 16 from key 16 `c` on, and their scores. These are rounded before the largest is
+    /// subtracted, which must give 0 however large it is.
     #[inline(always)]
-    unsafe fn score<const MASKED: bool>(&self, row: usize, c: usize) -> (__mmask16, __m512) {
+    unsafe fn score<const MASKED: bool>(
+        &self,
+        row: usize,
+        c: usize,
+        scale: __m512,
+    ) -> (__mmask16, __m512) {
         // SAFETY: the caller has checked the lengths.
         unsafe {
             let at = c / 2 * SUMS_FLOATS + c % 2 * RIGHT + row_of(row);
-            let score = _mm512_loadu_ps(self.scores.as_ptr().add(at));
+            let score = _mm512_mul_ps(_mm512_loadu_ps(self.scores.as_ptr().add(at)), scale);
             let seen = match (MASKED, self.visible) {
                 (true, Some(PanelLimits { starts, ends })) => {
                     let first = _mm512_set1_epi32((c * SIDE) as i32);
@@ -125,10 +131,8 @@ impl SoftmaxPanel<'_> {
         unsafe {
             let mut x = [_mm512_set1_ps(f32::NEG_INFINITY); N];
             for (c, x) in x.iter_mut().enumerate() {
-                let (seen, score) = self.score::<MASKED>(row, 2 * panel + c);
-                // Not fused: the largest must give 1, however large it is.
-                let below = _mm512_sub_ps(_mm512_mul_ps(score, scale), max);
-                *x = _mm512_mask_mov_ps(*x, seen, below);
+                let (seen, score) = self.score::<MASKED>(row, 2 * panel + c, scale);
+                *x = _mm512_mask_mov_ps(*x, seen, _mm512_sub_ps(score, max));
             }
             x = exp2(x);
             let mut sum = x[0];
@@ -195,12 +199,5 @@ impl SoftmaxPanel<'_> {
 unsafe fn fold(mut rows: [__m512; SIDE], f: impl Fn(__m512, __m512) -> __m512) -> __m512 {
     // SAFETY: the processor has AVX-512.
     unsafe { crate::gemm::tiles::transpose(&mut rows) };
-    let mut half = SIDE / 2;
-    while half > 0 {
-        for i in 0..half {
-            rows[i] = f(rows[i], rows[i + half]);
-        }
-        half /= 2;
-    }
-    rows[0]
+    fold_lanes(rows, f)
 }
