@@ -27,8 +27,10 @@ use std::time::Instant;
 
 /// Elements of operations in memory: four operands take 400 MB.
 const LARGE: usize = 24 << 20;
-/// Elements of operations in the cache.
-const SMALL: usize = 16 << 10;
+/// Elements of operations in the cache: as many as make the calls themselves a small part.
+const SMALL: usize = 64 << 10;
+/// Rows of logits.
+const ROWS: usize = 4;
 const ROUNDS: usize = 15;
 
 /// The least work of an operation for each element.
@@ -57,8 +59,8 @@ fn rows() -> Result<()> {
         Ok(())
     })?;
     let (mut logits, targets) =
-        (Some(full(DType::F32, SMALL, 0.5)?.reshape(&[1, SMALL])?), [7_i64]);
-    let targets = Tensor::from_slice(device, &targets, &[1])?;
+        (Some(full(DType::F32, SMALL, 0.5)?.reshape(&[ROWS, SMALL / ROWS])?), [7_i64; ROWS]);
+    let targets = Tensor::from_slice(device, &targets, &[ROWS])?;
     let config = CrossEntropyConfig::default();
     row(device, "cross_entropy", SMALL, Floor::Arithmetic(16.0), || {
         cross_entropy(logits.as_ref().expect("kept"), &targets, &config).map(drop)

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Load a BERT that ferrotron exported with transformers, and compare.
+"""Load BERTs that ferrotron exported with transformers, and compare.
 
-    python check_bert_export.py DIR FIXTURE
+    python check_bert_export.py EXPORTS FIXTURE...
 
-DIR is an export of FIXTURE, a folder of tests/hf/tiny-bert. The class that config.json names must load DIR without
-missing or unexpected tensors, every tensor must equal the fixture's to the last bit, and logits and loss must match
-those of FIXTURE/expected.json within 1e-5.
+EXPORTS/NAME is an export of each FIXTURE, the folder of tests/hf/tiny-bert of that name. The class that config.json names
+must load it without missing or unexpected tensors, every tensor must equal the fixture's to the last bit, and logits and
+loss must match those of FIXTURE/expected.json within 1e-5.
 
 Exit code 0 when all holds, 1 with one line that says what does not.
 """
@@ -25,11 +25,7 @@ def require(condition, message):
         sys.exit(f"check_bert_export: {message}")
 
 
-def main():
-    folder, fixture = map(Path, sys.argv[1:])
-    torch.set_num_threads(1)
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
+def check(folder, fixture):
     (name,) = json.loads((folder / "config.json").read_text())["architectures"]
     model, loading = getattr(transformers, name).from_pretrained(folder, output_loading_info=True)
     model.eval()
@@ -61,6 +57,14 @@ def main():
     loss_gap = abs(result.loss.item() - expected["loss"])
     require(loss_gap <= 1e-5, f"loss {result.loss.item()}, want {expected['loss']}")
     print(f"check_bert_export: {name}: {len(want)} tensors equal; logits within {gap:.1e}, loss within {loss_gap:.1e}")
+
+
+def main():
+    torch.set_num_threads(1)
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    for fixture in map(Path, sys.argv[2:]):
+        check(Path(sys.argv[1]) / fixture.name, fixture)
 
 
 if __name__ == "__main__":

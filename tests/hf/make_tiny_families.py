@@ -2,7 +2,7 @@
 """Write random tiny language models of several families as transformers saves them, with what they compute.
 
     python make_tiny_families.py OUT_DIR
-    python make_tiny_families.py --check EXPORT FOLDER
+    python make_tiny_families.py --check EXPORTS FOLDER...
     python make_tiny_families.py --recompute FOLDER...
 
 OUT_DIR/NAME/config.json, model.safetensors   from save_pretrained of the family's class, norms and biases random
@@ -12,8 +12,8 @@ OUT_DIR/NAME/expected.json    {"tokens": (B, T), "logits": (B, T, V), "loss", "p
                               predictions within each row; greedy holds the 64 likeliest tokens after the prompt, one
                               after another, each at least 1e-3 likelier than the second.
 
-With --check, transformers loads EXPORT, which must hold the tensors of FOLDER to the last bit and no others, and
-compute its expected.json within 1e-5 in float32. With --recompute, every number of FOLDER/expected.json is computed anew
+With --check, transformers loads EXPORTS/NAME of each FOLDER of that name, which must hold the tensors of FOLDER to the
+last bit and no others, and compute its expected.json within 1e-5 in float32. With --recompute, every number of FOLDER/expected.json is computed anew
 from the weights of FOLDER: logits and loss within 1e-12, the greedy tokens exactly.
 
 The copy of its output in tests/hf/families lets the Rust tests run without Python.
@@ -227,7 +227,8 @@ def main():
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     if sys.argv[1] == "--check":
-        check(Path(sys.argv[2]), Path(sys.argv[3]))
+        for folder in map(Path, sys.argv[3:]):
+            check(Path(sys.argv[2]) / folder.name, folder)
         return
     softmax_in_float64()
     if sys.argv[1] == "--recompute":

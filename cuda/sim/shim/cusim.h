@@ -56,9 +56,9 @@ struct Fiber {
     uint64_t slot[2];  // what the lane shows to its warp, by turns
     unsigned exchanges;
     unsigned block_interval, warp_interval;  // how many barriers of each kind the thread has passed
-    Copy copies[MAX_COPIES];
+    Copy* copies;  // MAX_COPIES
     int n_copies, groups;
-    Product products[MAX_PRODUCTS];
+    Product* products;  // MAX_PRODUCTS
     int n_products, product_groups;
     unsigned products_started, fences;
     bool products_begun;
@@ -66,7 +66,9 @@ struct Fiber {
 struct Array { const void* tag; char* memory; size_t bytes; };
 struct Instruments;
 struct Machine {
-    Fiber fiber[MAX_THREADS];
+    Fiber fiber[MAX_THREADS];  // a few lines of the cache each, since every switch reads them
+    Copy copies[MAX_THREADS][MAX_COPIES];
+    Product products[MAX_THREADS][MAX_PRODUCTS];
     Fiber* current;  // the thread that runs
     void* scheduler;
     dim3 block, block_dim, grid_dim;
@@ -233,6 +235,8 @@ inline void start(Fiber& fiber, int number) {
     fiber.lane = number % WARP;
     fiber.wait = RUNNING;
     fiber.exchanges = fiber.block_interval = fiber.warp_interval = 0;
+    fiber.copies = m.copies[number];
+    fiber.products = m.products[number];
     fiber.n_copies = fiber.groups = fiber.n_products = fiber.product_groups = 0;
     fiber.products_started = fiber.fences = 0;
     fiber.products_begun = false;

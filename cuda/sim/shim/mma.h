@@ -69,14 +69,26 @@ template <class H> inline void multiply(float* c, const u32* a, const u32* b) {
     }
     const int lane = machine->current->lane;
     exchange(&mine, [&](auto of) UNCHECKED {
-        for (int e = 0; e < 4; e++) {
-            const int i = lane / 4 + e / 2 * 8, j = lane % 4 * 2 + e % 2;
-            for (int k = 0; k < 16; k++) {
-                const float left = of(i % 8 * 4 + k % 8 / 2)->a[2 * (i / 8 + k / 8 * 2) + k % 2];
-                const float right = of(j * 4 + k % 8 / 2)->b[2 * (k / 8) + k % 2];
-                c[e] += left * right;
+        // This lane's two rows of the left factor and two columns of the right one, of four lanes each. Most of the time of
+        // attention's tests is spent here.
+        float left[16][2], right[16][2];
+        for (int q = 0; q < 4; q++) {
+            const Fragments* rows = of(lane / 4 * 4 + q);
+            const Fragments* columns[2] = {of(lane % 4 * 8 + q), of(lane % 4 * 8 + 4 + q)};
+#pragma GCC unroll 4
+            for (int k = 0; k < 4; k++) {
+                const int at = k / 2 * 8 + q * 2 + k % 2;
+                left[at][0] = rows->a[k / 2 * 4 + k % 2];
+                left[at][1] = rows->a[k / 2 * 4 + k % 2 + 2];
+                right[at][0] = columns[0]->b[k];
+                right[at][1] = columns[1]->b[k];
             }
         }
+        float sums[4] = {c[0], c[1], c[2], c[3]};
+        for (int k = 0; k < 16; k++)
+#pragma GCC unroll 4
+            for (int e = 0; e < 4; e++) sums[e] += left[k][e / 2] * right[k][e % 2];
+        memcpy(c, sums, sizeof sums);
     });
     wait(AT_WARP);  // the others have read `mine`
 }

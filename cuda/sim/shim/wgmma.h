@@ -45,22 +45,29 @@ template <class H> UNCHECKED void compute(Product& product) {
         note_part(product.transposed ? described(product.right, part / 16 * 8, part % 16) : described(product.right, part / n * 8, part % n));
     if (!product.of_registers) {
         note_part(described(product.left, lane / 16 * 8, thread / WARP * 16 + lane % 16));
-        for (int k = 0; k < 16; k++)
-            for (int row = 0; row < 2; row++)
-                product.rows[row][k] = widen(H{described(product.left, k / 8 * 8, own + 8 * row)[k % 8]});
+        for (int half = 0; half < 2; half++)
+            for (int row = 0; row < 2; row++) {
+                const u16* part = described(product.left, half * 8, own + 8 * row);
+                for (int k = 0; k < 8; k++) product.rows[row][half * 8 + k] = widen(H{part[k]});
+            }
     }
-    for (int fragment = 0; fragment < n / 8; fragment++)
+    for (int fragment = 0; fragment < n / 8; fragment++) {
+        // Each part has 8 elements: of a row of the right factor if it is transposed, else of half a column.
+        const u16* rows[16];
+        for (int k = 0; product.transposed && k < 16; k++) rows[k] = described(product.right, fragment * 8, k);
         for (int e = 0; e < 2; e++) {
             const int column = lane % 4 * 2 + e;
+            const u16* halves[2];
+            for (int half = 0; !product.transposed && half < 2; half++)
+                halves[half] = described(product.right, half * 8, fragment * 8 + column);
             float* c = product.c + fragment * 4 + e;
             for (int k = 0; k < 16; k++) {
-                const u16* part = product.transposed ? described(product.right, fragment * 8, k) + column
-                                                     : described(product.right, k / 8 * 8, fragment * 8 + column) + k % 8;
-                const float right = widen(H{*part});
+                const float right = widen(H{product.transposed ? rows[k][column] : halves[k / 8][k % 8]});
                 c[0] += product.rows[0][k] * right;
                 c[2] += product.rows[1][k] * right;
             }
         }
+    }
 }
 
 // Starts a product; `left` is null if the left factor is in shared memory.

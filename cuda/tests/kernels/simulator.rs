@@ -2,7 +2,7 @@
 
 use ferrotron_cuda::kernels::{self, ElementType, KernelSource};
 use libloading::{Library, Symbol};
-use std::cell::RefCell;
+use std::cell::{OnceCell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{CStr, CString, c_char, c_void};
 use std::path::PathBuf;
@@ -56,9 +56,11 @@ impl Sanitizer {
     }
 }
 
-/// The kernels of one file, built for the CPU.
+/// The kernels of one file, built for the CPU. Those of an element type are built before the first of them is launched: a
+/// mutant fails with one type, and is not built for the others.
 pub struct Simulator {
-    library: Library,
+    file: KernelSource,
+    libraries: BTreeMap<ElementType, OnceCell<Library>>,
     sanitizer: Sanitizer,
     entries: Vec<(u32, String)>,
     launched: RefCell<BTreeSet<String>>,
@@ -94,49 +96,37 @@ type LaunchFunction =
     unsafe extern "C" fn(*const c_char, Dim3, Dim3, usize, i32, *mut *mut c_void) -> *const c_char;
 
 impl Simulator {
-    /// Builds `file` with the sanitizer of this process, or takes what was built from the same text.
+    /// The kernels of `file` with the sanitizer of this process.
     pub fn new(file: &KernelSource) -> Simulator {
         Simulator::with(file, Sanitizer::from_environment())
     }
 
     /// Like [`Simulator::new`], with a sanitizer.
     pub fn with(file: &KernelSource, sanitizer: Sanitizer) -> Simulator {
-        let rows = if file.name == "pointwise" { kernel_rows() } else { String::new() };
-        let instances: Vec<String> = file
-            .types
-            .iter()
-            .map(|&element| changed(file, &kernels::instance(file.text, element, &rows)))
-            .collect();
-        let entries: Vec<_> = instances.iter().flat_map(|text| kernels::entries(text)).collect();
-        let prelude = changed(file, kernels::PRELUDE);
-        let mut source = format!(
-            "#include \"cusim.h\"\n{prelude}#include \"types.h\"\n#include \"mma.h\"\n{}",
-            instances.concat()
-        );
-        source.push_str("const cusim::Kernel cusim::kernels[] = {\n");
-        for (_, name) in &entries {
-            source.push_str(&format!(
-                "    {{\"{name}\", cusim::Caller<{0}>::call, cusim::Caller<{0}>::sizes}},\n",
-                qualified(name)
-            ));
-        }
-        source.push_str(&format!("}};\nconst int cusim::n_kernels = {};\n", entries.len()));
-        let path = build(file.name, &source, sanitizer);
-        // SAFETY: the library has no initialisers beside those of the sanitizer.
-        let library = unsafe { Library::new(&path) }.unwrap();
+        let entries = |&element| kernels::entries(&instance(file, element));
         Simulator {
-            library,
+            file: *file,
+            libraries: file.types.iter().map(|&element| (element, OnceCell::new())).collect(),
             sanitizer,
-            entries,
+            entries: file.types.iter().flat_map(entries).collect(),
             launched: RefCell::default(),
             costs: RefCell::default(),
         }
     }
 
+    /// The kernels for an element type, built now or before.
+    fn library(&self, element: ElementType) -> &Library {
+        self.libraries[&element].get_or_init(|| {
+            let path = build(&self.file, element, self.sanitizer);
+            // SAFETY: the library has no initialisers beside those of the sanitizer.
+            unsafe { Library::new(&path) }.unwrap()
+        })
+    }
+
     /// A launch of the kernel `name` for elements of `element`.
     pub fn kernel<'a>(&'a self, name: &str, element: ElementType) -> Launch<'a> {
         let name = format!("{name}_{}", element.name());
-        Launch { simulator: self, name, arguments: Vec::new(), dynamic: 0 }
+        Launch { simulator: self, name, element, arguments: Vec::new(), dynamic: 0 }
     }
 
     /// The costs of each kernel, in the first of its largest launches. The sanitizer of threads counts them.
@@ -144,11 +134,11 @@ impl Simulator {
         self.costs.borrow().clone()
     }
 
-    fn note_costs(&self, name: &str) {
+    fn note_costs(&self, name: &str, element: ElementType) {
         // SAFETY: this is how the shim declares it, and a grid of this thread has run.
         let costs = unsafe {
             let costs: Symbol<unsafe extern "C" fn() -> *const Costs> =
-                self.library.get("cusim_costs").unwrap();
+                self.library(element).get("cusim_costs").unwrap();
             *costs()
         };
         let mut known = self.costs.borrow_mut();
@@ -179,12 +169,30 @@ fn qualified(name: &str) -> String {
     format!("of_{}::{name}", name.rsplit('_').next().unwrap_or_default())
 }
 
-/// The shared library of a source.
-fn build(name: &str, source: &str, sanitizer: Sanitizer) -> PathBuf {
+/// The text of a file for an element type.
+fn instance(file: &KernelSource, element: ElementType) -> String {
+    let rows = if file.name == "pointwise" { kernel_rows() } else { String::new() };
+    changed(file, &kernels::instance(file.text, element, &rows))
+}
+
+/// The shared library of a file for an element type, which is made once for each text.
+fn build(file: &KernelSource, element: ElementType, sanitizer: Sanitizer) -> PathBuf {
+    let (prelude, text) = (changed(file, kernels::PRELUDE), instance(file, element));
+    let entries = kernels::entries(&text);
+    let listed = entries.iter().map(|(_, name)| {
+        let caller = format!("cusim::Caller<{}>", qualified(name));
+        format!("    {{\"{name}\", {caller}::call, {caller}::sizes}},\n")
+    });
+    let source = format!(
+        "#include \"cusim.h\"\n{prelude}#include \"types.h\"\n#include \"mma.h\"\n{text}\
+         const cusim::Kernel cusim::kernels[] = {{\n{}}};\nconst int cusim::n_kernels = {};\n",
+        listed.collect::<String>(),
+        entries.len()
+    );
     // A mutant runs until its first failure, and a check for races once.
     let short = std::env::var_os(MUTANT).is_some() || sanitizer == Sanitizer::Thread;
     let level = if short { "-O1" } else { "-O2" };
-    ferrotron_cuda_sim::library(name, source, &[&[level], sanitizer.options()].concat())
+    ferrotron_cuda_sim::library(file.name, &source, &[&[level], sanitizer.options()].concat())
 }
 
 enum Argument<'a> {
@@ -199,6 +207,7 @@ enum Argument<'a> {
 pub struct Launch<'a> {
     simulator: &'a Simulator,
     name: String,
+    element: ElementType,
     arguments: Vec<Argument<'a>>,
     dynamic: usize,
 }
@@ -260,7 +269,7 @@ impl<'a> Launch<'a> {
         }
         let forward = self.once(grid, block, false)?;
         if simulator.sanitizer == Sanitizer::Thread {
-            simulator.note_costs(&self.name);
+            simulator.note_costs(&self.name, self.element);
         } else {
             let reversed = self.once(grid, block, true)?;
             for (number, (one, other)) in forward.iter().zip(&reversed).enumerate() {
@@ -323,7 +332,7 @@ impl<'a> Launch<'a> {
         // SAFETY: the function is the shim's, and the arguments are those of the kernel, or its test is wrong.
         let error = unsafe {
             let launch: Symbol<LaunchFunction> =
-                self.simulator.library.get("cusim_launch").unwrap();
+                self.simulator.library(self.element).get("cusim_launch").unwrap();
             launch(
                 name.as_ptr(),
                 dim(grid),

@@ -48,43 +48,45 @@ impl Summing for WithoutSum {
 /// rounded by 2^-22 at most in f32, and a sum of 32 exponentials is far from the largest number.
 const HEADROOM: f64 = 8.0;
 
-/// Statistics of the elements of each lane of a block.
-struct LaneStatistics<A> {
-    maxima: [A; LANES],
+/// Sums of the lanes of a block.
+struct LaneSums<A> {
     exps: [A; LANES],
     sums: [A; LANES],
 }
 
-impl<A: Real> LaneStatistics<A> {
+impl<A: Real> LaneSums<A> {
     #[inline(always)]
-    fn add<T: Element<Acc = A>, S: Summing>(&mut self, elements: &[T], shift: A) {
+    fn add<T: Element<Acc = A>, S: Summing>(
+        &mut self,
+        elements: &[T],
+        maxima: &mut [A; LANES],
+        shift: A,
+    ) {
         for (lane, x) in elements.iter().enumerate() {
             let x = x.acc();
-            self.maxima[lane] = self.maxima[lane].max(x);
+            maxima[lane] = maxima[lane].max(x);
             self.exps[lane] += (x - shift).exp_bounded();
             if S::SUMS {
                 self.sums[lane] += x;
             }
         }
     }
-}
 
-/// The statistics of a block, with the sum of e^(x_j - shift).
-#[inline(always)]
-fn block_statistics<T: Element, S: Summing>(block: &[T], shift: T::Acc) -> RowStatistics<T::Acc> {
-    let zeros = [T::Acc::ZERO; LANES];
-    let maxima = [T::Acc::NEG_INFINITY; LANES];
-    let mut lanes = LaneStatistics { maxima, exps: zeros, sums: zeros };
-    let (chunks, rest) = block.as_chunks::<LANES>();
-    for chunk in chunks {
-        prefetch::fetch_ahead(chunk);
-        lanes.add::<T, S>(chunk, shift);
-    }
-    lanes.add::<T, S>(rest, shift);
-    RowStatistics {
-        max: fold_lanes(lanes.maxima, Real::max),
-        sum_exp: fold_lanes(lanes.exps.map(Real::f64), |a, b| a + b),
-        sum: fold_lanes(lanes.sums.map(Real::f64), |a, b| a + b),
+    /// The sums of e^(x_j - shift) and of x_j.
+    #[inline(always)]
+    fn of_block<T: Element<Acc = A>, S: Summing>(
+        block: &[T],
+        maxima: &mut [A; LANES],
+        shift: A,
+    ) -> Self {
+        let mut lanes = LaneSums { exps: [A::ZERO; LANES], sums: [A::ZERO; LANES] };
+        let (chunks, rest) = block.as_chunks::<LANES>();
+        for chunk in chunks {
+            prefetch::fetch_ahead(chunk);
+            lanes.add::<T, S>(chunk, maxima, shift);
+        }
+        lanes.add::<T, S>(rest, maxima, shift);
+        lanes
     }
 }
 
@@ -102,31 +104,36 @@ fn block_maximum<T: Element>(block: &[T]) -> T::Acc {
 
 vectorized! {
     /// Reads a row from memory once. The shift is the maximum of an early block. A block whose maximum exceeds it by more than
-    /// [`HEADROOM`] sets it anew and is read again.
+    /// [`HEADROOM`] sets it anew and is read again. Lanes are combined at the end: while one block's are, the next one waits.
     pub(crate) fn row_statistics<T: Element, S: Summing>(row: &[T]) -> RowStatistics<T::Acc> {
-        let mut all = RowStatistics { max: T::Acc::NEG_INFINITY, sum_exp: 0.0, sum: 0.0 };
         let mut shift = T::Acc::NEG_INFINITY;
+        let mut maxima = [T::Acc::NEG_INFINITY; LANES];
+        let (mut exps, mut sums) = ([0.0; LANES], [0.0; LANES]);
         for block in row.chunks(BLOCK) {
-            if all.max == T::Acc::NEG_INFINITY {
+            if shift == T::Acc::NEG_INFINITY {
                 shift = block_maximum(block);
             }
             // Where all elements so far are minus infinity, their differences would be NaN.
             let subtracted = if shift == T::Acc::NEG_INFINITY { T::Acc::ZERO } else { shift };
             // The sum of a block far above it is arbitrary.
-            let mut found = block_statistics::<T, S>(block, subtracted);
-            if (found.max - shift).f64() > HEADROOM {
-                all.sum_exp *= (shift - found.max).f64().exp();
-                shift = found.max;
-                found = block_statistics::<T, S>(block, shift);
+            let mut found = LaneSums::of_block::<T, S>(block, &mut maxima, subtracted);
+            let most = shift + T::Acc::from_f64(HEADROOM);
+            if maxima.iter().fold(false, |above, &max| above | (max > most)) {
+                let max = fold_lanes(maxima, Real::max);
+                let shrink = (shift - max).f64().exp();
+                exps = exps.map(|sum| sum * shrink);
+                shift = max;
+                found = LaneSums::of_block::<T, S>(block, &mut maxima, shift);
             }
-            all.max = all.max.max(found.max);
-            all.sum_exp += found.sum_exp;
-            all.sum += found.sum;
+            for lane in 0..LANES {
+                exps[lane] += found.exps[lane].f64();
+                sums[lane] += found.sums[lane].f64();
+            }
         }
-        if all.max > T::Acc::NEG_INFINITY {
-            all.sum_exp *= (shift - all.max).f64().exp();
-        }
-        all
+        let max = fold_lanes(maxima, Real::max);
+        let sum_exp = fold_lanes(exps, |a, b| a + b);
+        let shrink = if max > T::Acc::NEG_INFINITY { (shift - max).f64().exp() } else { 1.0 };
+        RowStatistics { max, sum_exp: sum_exp * shrink, sum: fold_lanes(sums, |a, b| a + b) }
     }
 }
 
