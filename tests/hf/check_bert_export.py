@@ -26,6 +26,7 @@ def require(condition, message):
 
 
 def check(folder, fixture):
+    print(f"check_bert_export: {folder.name}", end=": ", flush=True)
     (name,) = json.loads((folder / "config.json").read_text())["architectures"]
     model, loading = getattr(transformers, name).from_pretrained(folder, output_loading_info=True)
     model.eval()
@@ -56,7 +57,7 @@ def check(folder, fixture):
         require(order_gap <= 1e-5, f"logits of the order differ by {order_gap:.2e}")
     loss_gap = abs(result.loss.item() - expected["loss"])
     require(loss_gap <= 1e-5, f"loss {result.loss.item()}, want {expected['loss']}")
-    print(f"check_bert_export: {name}: {len(want)} tensors equal; logits within {gap:.1e}, loss within {loss_gap:.1e}")
+    print(f"{name}, {len(want)} tensors equal; logits within {gap:.1e}, loss within {loss_gap:.1e}")
 
 
 def main():

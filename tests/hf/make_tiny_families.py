@@ -187,6 +187,7 @@ def write(name, fields, out):
 
 @torch.no_grad()
 def check(export, folder):
+    print(export.name, end=": ", flush=True)
     model, loading = AutoModelForCausalLM.from_pretrained(
         export, output_loading_info=True, attn_implementation="eager", dtype=torch.float32
     )
@@ -200,7 +201,7 @@ def check(export, folder):
     logits = model(torch.tensor(expected["tokens"])).logits
     gap = (logits - torch.tensor(expected["logits"])).abs().max().item()
     assert gap <= 1e-5, f"logits differ by {gap:.2e}"
-    print(f"{export.name}: {type(model).__name__}, {len(want)} tensors equal, logits within {gap:.1e}")
+    print(f"{type(model).__name__}, {len(want)} tensors equal, logits within {gap:.1e}")
 
 
 @torch.no_grad()

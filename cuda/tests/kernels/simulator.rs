@@ -56,10 +56,10 @@ impl Sanitizer {
     }
 }
 
-/// The kernels of one file, built for the CPU. Those of an element type are built before the first of them is launched: a
-/// mutant fails with one type, and is not built for the others.
+/// The kernels of one file, built for the CPU before the first of them is launched.
 pub struct Simulator {
     file: KernelSource,
+    /// By the first of the types that are built together.
     libraries: BTreeMap<ElementType, OnceCell<Library>>,
     sanitizer: Sanitizer,
     entries: Vec<(u32, String)>,
@@ -114,10 +114,13 @@ impl Simulator {
         }
     }
 
-    /// The kernels for an element type, built now or before.
+    /// The kernels for an element type, built now or before. All types of a file are in one library, since each takes some
+    /// of the few bytes that a process has for `machine`; a mutant fails with one type and is not built for the others.
     fn library(&self, element: ElementType) -> &Library {
-        self.libraries[&element].get_or_init(|| {
-            let path = build(&self.file, element, self.sanitizer);
+        let mutant = std::env::var_os(MUTANT).is_some();
+        let types = if mutant { std::slice::from_ref(&element) } else { self.file.types };
+        self.libraries[&types[0]].get_or_init(|| {
+            let path = build(&self.file, types, self.sanitizer);
             // SAFETY: the library has no initialisers beside those of the sanitizer.
             unsafe { Library::new(&path) }.unwrap()
         })
@@ -175,9 +178,10 @@ fn instance(file: &KernelSource, element: ElementType) -> String {
     changed(file, &kernels::instance(file.text, element, &rows))
 }
 
-/// The shared library of a file for an element type, which is made once for each text.
-fn build(file: &KernelSource, element: ElementType, sanitizer: Sanitizer) -> PathBuf {
-    let (prelude, text) = (changed(file, kernels::PRELUDE), instance(file, element));
+/// The shared library of a file for some element types, which is made once for each text.
+fn build(file: &KernelSource, types: &[ElementType], sanitizer: Sanitizer) -> PathBuf {
+    let prelude = changed(file, kernels::PRELUDE);
+    let text: String = types.iter().map(|&element| instance(file, element)).collect();
     let entries = kernels::entries(&text);
     let listed = entries.iter().map(|(_, name)| {
         let caller = format!("cusim::Caller<{}>", qualified(name));

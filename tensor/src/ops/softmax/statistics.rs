@@ -150,29 +150,52 @@ mod tests {
         (0..2 * BLOCK + 77).map(|i| digits(i) + step * (i / BLOCK) as f64 - 0.123_456_7).collect()
     }
 
+    /// Asserts the statistics of a row, sums within `ulps`, and its softmax in every dtype.
+    fn assert_statistics(what: &str, row: &[f64], ulps: f64) -> Result<()> {
+        let device = Device::cpu(1)?;
+        for dtype in FLOATS {
+            let x = tensor(&device, dtype, &[row.len()], row);
+            let rounded = x.to_f64()?;
+            let max = rounded.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+            let sum: f64 = rounded.iter().map(|x| (x - max).exp()).sum();
+            let total: f64 = rounded.iter().sum();
+            dispatch_float!("test", dtype, T => {
+                let found = row_statistics::<T, WithSum>(x.as_slice::<T>()?);
+                assert_eq!(found.max.f64(), max, "{dtype} {what}");
+                // The sums of the test are in f64 themselves.
+                let eps = ulps * dtype.accumulator().epsilon() + 1e-14;
+                let error = (found.sum_exp - sum).abs() / sum;
+                assert!(error < eps, "{dtype} {what}: got {}, want {sum}", found.sum_exp);
+                let bound = 32.0 * eps * rounded.iter().map(|x| x.abs()).sum::<f64>();
+                let near = found.sum == total || (found.sum - total).abs() < bound;
+                assert!(near, "{dtype} {what}: {} {total}", found.sum);
+            });
+            let want: Vec<f64> = rounded.iter().map(|x| (x - max).exp() / sum).collect();
+            assert_close("softmax", &softmax(&x, 0)?, &want, 8.0 * dtype.epsilon());
+        }
+        Ok(())
+    }
+
     #[test]
     fn blocks_may_be_far_above_or_below_those_before() -> Result<()> {
-        let device = Device::cpu(1)?;
         for step in [0.5, 3.9, 5.9, 7.9, 59.0, 61.0, 5000.0, -5.9, -59.0, -5000.0] {
-            for dtype in FLOATS {
-                let row = steps(step);
-                let x = tensor(&device, dtype, &[row.len()], &row);
-                let rounded = x.to_f64().unwrap();
-                let max = rounded.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-                let sum: f64 = rounded.iter().map(|x| (x - max).exp()).sum();
-                let total: f64 = rounded.iter().sum();
-                dispatch_float!("test", dtype, T => {
-                    let found = row_statistics::<T, WithSum>(x.as_slice::<T>().unwrap());
-                    assert_eq!(found.max.f64(), max, "{dtype} {step}");
-                    // The sums of the test are in f64 themselves.
-                    let eps = 4.0 * dtype.accumulator().epsilon() + 1e-14;
-                    let error = (found.sum_exp - sum).abs() / sum;
-                    assert!(error < eps, "{dtype} {step}: got {}, want {sum}", found.sum_exp);
-                    let error = (found.sum - total).abs();
-                    assert!(error < 32.0 * eps * total.abs(), "{dtype} {step}: {} {total}", found.sum);
-                });
-                let want: Vec<f64> = rounded.iter().map(|x| (x - max).exp() / sum).collect();
-                assert_close("softmax", &softmax(&x, 0).unwrap(), &want, 8.0 * dtype.epsilon());
+            assert_statistics(&format!("steps of {step}"), &steps(step), 4.0)?;
+        }
+        let mut row = steps(1.0);
+        row[BLOCK..2 * BLOCK].fill(f64::NEG_INFINITY);
+        assert_statistics("a block of minus infinity", &row, 4.0)
+    }
+
+    #[test]
+    fn one_lane_may_be_far_above() -> Result<()> {
+        for lane in 0..LANES {
+            for at in [BLOCK + lane, 2 * BLOCK + lane, 2 * BLOCK + 64 + lane % 13] {
+                for spike in [9.5, 61.0, 5000.0] {
+                    let mut row = steps(0.0);
+                    row[at] = spike;
+                    // Next to the spike a lane adds 31 small numbers, each rounded by half a unit.
+                    assert_statistics(&format!("{spike} at {at}"), &row, 16.0)?;
+                }
             }
         }
         Ok(())
