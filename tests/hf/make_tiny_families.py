@@ -13,8 +13,8 @@ OUT_DIR/NAME/expected.json    {"tokens": (B, T), "logits": (B, T, V), "loss", "p
                               after another, each at least 1e-3 likelier than the second.
 
 With --check, transformers loads EXPORTS/NAME of each FOLDER of that name, which must hold the tensors of FOLDER to the
-last bit and no others, and compute its expected.json within 1e-5 in float32. With --recompute, every number of FOLDER/expected.json is computed anew
-from the weights of FOLDER: logits and loss within 1e-12, the greedy tokens exactly.
+last bit and no others, and compute its expected.json within 1e-5 in float32. With --recompute, every number of
+FOLDER/expected.json is computed anew from the weights of FOLDER: logits and loss within 1e-12, the greedy tokens exactly.
 
 The copy of its output in tests/hf/families lets the Rust tests run without Python.
 """
