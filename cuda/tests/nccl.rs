@@ -6,8 +6,9 @@ use ferrotron_cuda::gpu::GpuConfig;
 use ferrotron_cuda::kernels::ElementType;
 use ferrotron_cuda::memory::{Arena, GRANULE};
 use ferrotron_cuda::nccl::{Communicator, Elements, ID_BYTES, Nccl, Reduction};
-use ferrotron_cuda::stream::Stream;
+use ferrotron_cuda::stream::{Event, Stream};
 use ferrotron_cuda::{Error, Result};
+use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
 /// Elements of a rank's part.
@@ -203,4 +204,51 @@ fn communicators_in_two_orders_wait_for_each_other() -> Result<()> {
     assert!(two_communicators(&config, false, Duration::from_secs(60))?);
     assert!(!two_communicators(&config, true, Duration::from_millis(300))?);
     Ok(())
+}
+
+/// Lets the first of two ranks abort its call and free all it has before the second calls, which ends only with its own
+/// abort.
+#[test]
+fn a_call_without_an_aborted_rank_waits_for_its_own_abort() -> Result<()> {
+    let test = "a_call_without_an_aborted_rank_waits_for_its_own_abort";
+    let Some(config) = ferrotron_cuda_sim::stand_in(test) else { return Ok(()) };
+    let id = Nccl::load(&config.search)?.unique_id()?;
+    let (is_freed, freed) = channel();
+    let begin = |own: &mut Rank| -> Result<Event> {
+        // SAFETY: the memory is the rank's own, is used in its stream alone, and stays until the event has passed.
+        unsafe { own.communicator.all_reduce(&own.stream, own.whole(0), Reduction::Sum)? };
+        until_ready(&mut own.communicator)?;
+        own.stream.record()
+    };
+    let within = |end: Event, limit: Duration| -> Result<bool> {
+        let start = Instant::now();
+        while start.elapsed() < limit {
+            if end.has_passed()? {
+                return Ok(true);
+            }
+            std::thread::sleep(Duration::from_micros(100));
+        }
+        Ok(false)
+    };
+    std::thread::scope(|scope| {
+        let (config, begin, within) = (&config, &begin, &within);
+        let first = scope.spawn(move || -> Result<()> {
+            let mut own = Rank::meet(config, id, 0, 2)?;
+            let end = begin(&mut own)?;
+            let Rank { communicator, stream, memory, .. } = own;
+            let abort = scope.spawn(move || drop(communicator)); // ends with the abort of the other rank
+            assert!(within(end, Duration::from_secs(60))?);
+            drop((stream, memory));
+            is_freed.send(()).expect("the other rank waits");
+            abort.join().expect("an abort does not panic");
+            Ok(())
+        });
+        let mut own = Rank::meet(config, id, 1, 2)?;
+        freed.recv().expect("the other rank frees its memory");
+        let end = begin(&mut own)?;
+        assert!(!within(own.stream.record()?, Duration::from_millis(100))?);
+        drop(own.communicator);
+        assert!(within(end, Duration::from_secs(60))?);
+        first.join().expect("no rank panics")
+    })
 }

@@ -98,7 +98,7 @@ fn calls_of_all_groups_run_in_the_order_of_the_program() {
 #[test]
 fn ranks_that_call_groups_in_two_orders_hear_of_it() {
     let test = "ranks_that_call_groups_in_two_orders_hear_of_it";
-    let (limit, start) = (Duration::from_millis(500), Instant::now());
+    let (limit, start) = (Duration::from_secs(3), Instant::now());
     let found = on_gpus(test, [4, 2, 1, 1], limit, |mesh, device| {
         let sum = |group: &Group| {
             let x = Tensor::full(device, DType::F32, &[3], 1.0)?;
@@ -114,7 +114,7 @@ fn ranks_that_call_groups_in_two_orders_hear_of_it() {
     });
     for rank in found.into_iter().flat_map(|(ranks, _)| ranks) {
         let error = rank.unwrap_err().to_string();
-        assert!(error.contains("did not end within 500ms"), "{error}");
+        assert!(error.contains("did not end within 3s"), "{error}");
         assert!(error.contains("has called groups in another order"), "{error}");
     }
     assert!(start.elapsed() < Duration::from_secs(40), "{:?}", start.elapsed());

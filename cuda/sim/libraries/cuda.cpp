@@ -146,7 +146,7 @@ API cuStreamDestroy_v2(void* stream) {
     LOCKED;
     finish((Stream*)stream, UINT64_MAX);
     if (((Stream*)stream)->graph) std::erase(((Stream*)stream)->graph->streams, (Stream*)stream);
-    delete (Stream*)stream;
+    // Its memory stays: events and other streams may still wait for it, and it may have work that is not ready yet.
     return SUCCESS;
 }
 API cuStreamSynchronize(void* handle) {

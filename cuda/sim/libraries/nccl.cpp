@@ -40,6 +40,7 @@ struct Part {
     void* stream;
     std::thread::id gpu;
     uint64_t before;  // pieces of work in the stream before it
+    std::shared_ptr<bool> aborted;  // that of its communicator
 };
 struct Call {
     Kind kind;
@@ -202,8 +203,9 @@ bool ready(void* data) {
             if ((int)call.parts.size() < item.needed[i]) return false;
             for (auto& [rank, part] : call.parts) parts.push_back(part);
         }
+        // The others wait for an aborted part until they are aborted themselves: its memory may be gone.
         for (const Part& part : parts)
-            if (part.before == UINT64_MAX || !finish(part.stream, part.before) || !has_turn(part)) return false;
+            if (*part.aborted || part.before == UINT64_MAX || !finish(part.stream, part.before) || !has_turn(part)) return false;
     }
     return true;
 }
@@ -239,6 +241,7 @@ int launch(const std::vector<Given>& parts, void* stream) {
             given.part.before = UINT64_MAX;
             given.part.gpu = communicator->gpu;
             given.part.stream = stream;
+            given.part.aborted = communicator->aborted;
             call->parts[given.rank] = given.part;
             called[1 + (int)given.kind]++;
             item->calls.push_back(call);
