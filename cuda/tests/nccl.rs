@@ -83,6 +83,18 @@ fn until_ready(communicator: &mut Communicator) -> Result<()> {
     Ok(())
 }
 
+/// Returns whether all events pass within `limit`.
+fn pass_within(events: &[Event], limit: Duration) -> Result<bool> {
+    let start = Instant::now();
+    while start.elapsed() < limit {
+        if events.iter().try_fold(true, |all, event| Ok::<_, Error>(event.has_passed()? && all))? {
+            return Ok(true);
+        }
+        std::thread::sleep(Duration::from_micros(100));
+    }
+    Ok(false)
+}
+
 /// Asserts that a whole holds `want(i)` in the parts that `parts` names.
 fn check(what: &str, got: &[f32], parts: std::ops::Range<usize>, want: impl Fn(usize) -> f32) {
     let elements = parts.start * PART..parts.end * PART;
@@ -180,14 +192,7 @@ fn two_communicators(config: &GpuConfig, swaps: bool, limit: Duration) -> Result
             until_ready(&mut own.communicator)?;
         }
         let ends = [both[0].stream.record()?, both[1].stream.record()?];
-        let start = Instant::now();
-        while start.elapsed() < limit {
-            if ends.iter().try_fold(true, |all, end| Ok::<_, Error>(end.has_passed()? && all))? {
-                return Ok(true);
-            }
-            std::thread::sleep(Duration::from_micros(100));
-        }
-        Ok(false)
+        pass_within(&ends, limit)
     };
     std::thread::scope(|scope| {
         let ranks = [0, 1].map(|rank| scope.spawn(move || sums_came(rank)));
@@ -220,24 +225,14 @@ fn a_call_without_an_aborted_rank_waits_for_its_own_abort() -> Result<()> {
         until_ready(&mut own.communicator)?;
         own.stream.record()
     };
-    let within = |end: Event, limit: Duration| -> Result<bool> {
-        let start = Instant::now();
-        while start.elapsed() < limit {
-            if end.has_passed()? {
-                return Ok(true);
-            }
-            std::thread::sleep(Duration::from_micros(100));
-        }
-        Ok(false)
-    };
     std::thread::scope(|scope| {
-        let (config, begin, within) = (&config, &begin, &within);
+        let (config, begin) = (&config, &begin);
         let first = scope.spawn(move || -> Result<()> {
             let mut own = Rank::meet(config, id, 0, 2)?;
             let end = begin(&mut own)?;
             let Rank { communicator, stream, memory, .. } = own;
             let abort = scope.spawn(move || drop(communicator)); // ends with the abort of the other rank
-            assert!(within(end, Duration::from_secs(60))?);
+            assert!(pass_within(&[end], Duration::from_secs(60))?);
             drop((stream, memory));
             is_freed.send(()).expect("the other rank waits");
             abort.join().expect("an abort does not panic");
@@ -245,10 +240,10 @@ fn a_call_without_an_aborted_rank_waits_for_its_own_abort() -> Result<()> {
         });
         let mut own = Rank::meet(config, id, 1, 2)?;
         freed.recv().expect("the other rank frees its memory");
-        let end = begin(&mut own)?;
-        assert!(!within(own.stream.record()?, Duration::from_millis(100))?);
+        let end = [begin(&mut own)?];
+        assert!(!pass_within(&end, Duration::from_millis(100))?);
         drop(own.communicator);
-        assert!(within(end, Duration::from_secs(60))?);
+        assert!(pass_within(&end, Duration::from_secs(60))?);
         first.join().expect("no rank panics")
     })
 }
