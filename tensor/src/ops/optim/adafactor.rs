@@ -30,6 +30,7 @@ pub use means::{matrix_factors, update_mean_squares, update_means, vector_factor
 
 use crate::kernel_span::{bytes, kernel_span};
 use crate::numeric::disjoint::Disjoint;
+use crate::numeric::prefetch::Stream;
 use crate::numeric::simd::vectorized;
 use crate::ops::optim::rounded::{Rounded, SharedRounded};
 use crate::ops::optim::step::{DeviceStepParams, StepParams, dispatch_update};
@@ -214,6 +215,7 @@ fn step_all<T: Element, G: Element<Acc = T::Acc>, D: Element<Acc = T::Acc>>(
         let (w, mean) = unsafe { (weights.part(start, len), mean.part(from, kept)) };
         let grads = &grads[start..end];
         let (mut row, mut column) = (task * per_task, 0); // where the next range begins
+        let read = [Stream::new(grads), Stream::new(mean)];
         let mut step = |at: Range<usize>, w: &mut [T]| {
             let mut done = at.start;
             while done < at.end {
@@ -236,7 +238,7 @@ fn step_all<T: Element, G: Element<Acc = T::Acc>, D: Element<Acc = T::Acc>>(
         match &copy {
             None => step(0..len, w),
             // SAFETY: as above.
-            Some(copy) => unsafe { copy.update(start, w, step) },
+            Some(copy) => unsafe { copy.update(start, w, &read, step) },
         }
     });
     Ok(())

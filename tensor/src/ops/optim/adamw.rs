@@ -11,6 +11,7 @@
 pub use super::config::AdamW;
 use crate::kernel_span::{bytes, kernel_span};
 use crate::numeric::disjoint::Disjoint;
+use crate::numeric::prefetch::Stream;
 use crate::numeric::simd::vectorized;
 use crate::ops::optim::rounded::{Rounded, SharedRounded};
 use crate::ops::optim::step::{DeviceStepParams, StepParams, check_vectors, dispatch_update};
@@ -132,13 +133,14 @@ fn step_all<T: Element, G: Element<Acc = T::Acc>, D: Element<Acc = T::Acc>>(
         let (w, m, v) =
             unsafe { (weights.part(start, len), m.part(start, len), v.part(start, len)) };
         let grads = &grads[start..start + len];
+        let read = [Stream::new(grads), Stream::new(m), Stream::new(v)];
         let mut step = |at: Range<usize>, w: &mut [T]| {
             step_chunk(w, &grads[at.clone()], &mut m[at.clone()], &mut v[at], &coefficients);
         };
         match &copy {
             None => step(0..len, w),
             // SAFETY: as above.
-            Some(copy) => unsafe { copy.update(start, w, step) },
+            Some(copy) => unsafe { copy.update(start, w, &read, step) },
         }
     });
     Ok(())

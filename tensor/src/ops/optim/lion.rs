@@ -10,6 +10,7 @@
 pub use super::config::Lion;
 use crate::kernel_span::{bytes, kernel_span};
 use crate::numeric::disjoint::Disjoint;
+use crate::numeric::prefetch::Stream;
 use crate::numeric::simd::vectorized;
 use crate::ops::optim::adamw::CHUNK;
 use crate::ops::optim::rounded::{Rounded, SharedRounded};
@@ -112,13 +113,14 @@ fn step_all<T: Element, G: Element<Acc = T::Acc>, D: Element<Acc = T::Acc>>(
         // SAFETY: tasks take consecutive chunks.
         let (w, m) = unsafe { (weights.part(start, len), m.part(start, len)) };
         let grads = &grads[start..start + len];
+        let read = [Stream::new(grads), Stream::new(m)];
         let mut step = |at: Range<usize>, w: &mut [T]| {
             step_chunk(w, &grads[at.clone()], &mut m[at], &coefficients);
         };
         match &copy {
             None => step(0..len, w),
             // SAFETY: as above.
-            Some(copy) => unsafe { copy.update(start, w, step) },
+            Some(copy) => unsafe { copy.update(start, w, &read, step) },
         }
     });
     Ok(())

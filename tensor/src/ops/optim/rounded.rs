@@ -1,11 +1,12 @@
 //! The 16-bit weights that an update writes in the pass in which it changes weights in the accumulator type.
 //!
-//! Each task of an update rounds a few elements as soon as it has changed them. They are in the nearest cache then, and
-//! random numbers are computed while memory delivers the next elements.
+//! Each task of an update rounds a few elements as soon as it has changed them. They are in the nearest cache then. It also
+//! fetches later elements of all operands: memory delivers them while random numbers are computed.
 
 use super::at_random::at_random;
 use super::round::{Stochastic, check_pair, round, to_nearest};
 use crate::numeric::disjoint::Disjoint;
+use crate::numeric::prefetch::{self, Stream};
 use crate::ops::optim::step::check_vectors;
 use crate::ops::random::for_stretches_of;
 use crate::{Element, Error, RandomKey, Result, ShardSpec, Tensor};
@@ -13,6 +14,8 @@ use std::ops::Range;
 
 /// Elements that are updated before any of them is rounded: a few groups of random numbers.
 const PIECE: usize = 256;
+/// Elements from those that are updated to those that are fetched.
+const AHEAD: usize = 512;
 
 /// Weights that an update rounds from those in the accumulator type.
 #[derive(Debug)]
@@ -71,7 +74,8 @@ pub(crate) struct SharedRounded<'a, D> {
 
 impl<D: Element> SharedRounded<'_, D> {
     /// Calls `update` with consecutive parts of `weights`, which are the elements from `start` on, and their ranges among
-    /// them, and rounds each part once it is updated.
+    /// them, and rounds each part once it is updated. Meanwhile fetches later weights, and later elements of what else is
+    /// `read`.
     ///
     /// # Safety
     ///
@@ -80,11 +84,18 @@ impl<D: Element> SharedRounded<'_, D> {
         &self,
         start: usize,
         weights: &mut [T],
+        read: &[Stream],
         mut update: impl FnMut(Range<usize>, &mut [T]),
     ) {
         let len = weights.len();
         // SAFETY: the caller's promise.
         let target = unsafe { self.target.part(start, len) };
+        let [written, changed] = [Stream::new(target), Stream::new(weights)];
+        let fetch = |first: usize| {
+            written.fetch::<PIECE>(first, prefetch::to_write);
+            changed.fetch::<PIECE>(first, prefetch::to_l1);
+            read.iter().for_each(|stream| stream.fetch::<PIECE>(first, prefetch::to_l1));
+        };
         let mut updated = 0;
         let mut round = |mut global: u64, range: Range<usize>| {
             let mut from = range.start;
@@ -94,6 +105,7 @@ impl<D: Element> SharedRounded<'_, D> {
                 while updated < to {
                     let next = updated..len.min(updated + PIECE);
                     updated = next.end;
+                    fetch(next.start + AHEAD);
                     update(next.clone(), &mut weights[next]);
                 }
                 let (target, weights) = (&mut target[from..to], &weights[from..to]);

@@ -10,6 +10,7 @@
 pub use super::config::{Nesterov, Sgd};
 use crate::kernel_span::{bytes, kernel_span};
 use crate::numeric::disjoint::Disjoint;
+use crate::numeric::prefetch::Stream;
 use crate::numeric::simd::vectorized;
 use crate::ops::optim::adamw::CHUNK;
 use crate::ops::optim::rounded::{Rounded, SharedRounded};
@@ -82,6 +83,7 @@ fn step_all<T: Element, G: Element<Acc = T::Acc>, D: Element<Acc = T::Acc>>(
         let grads = &grads[start..start + len];
         // SAFETY: tasks take consecutive chunks.
         let (w, m) = unsafe { (weights.part(start, len), buffer.part(task * kept, len.min(kept))) };
+        let read = [Stream::new(grads), Stream::new(m)];
         let mut step = |at: Range<usize>, w: &mut [T]| {
             let g = &grads[at.clone()];
             if plain {
@@ -95,7 +97,7 @@ fn step_all<T: Element, G: Element<Acc = T::Acc>, D: Element<Acc = T::Acc>>(
         match &copy {
             None => step(0..len, w),
             // SAFETY: as above.
-            Some(copy) => unsafe { copy.update(start, w, step) },
+            Some(copy) => unsafe { copy.update(start, w, &read, step) },
         }
     });
     Ok(())
