@@ -55,6 +55,11 @@ impl Saved {
         Saved(SavedSource::Tensor(keep(value, SavedKind::Sparse)))
     }
 
+    /// Holds a value that backward has computed.
+    pub(crate) fn computed(value: Tensor) -> Saved {
+        Saved(SavedSource::Tensor(SavedSlot::Tensor(value)))
+    }
+
     /// Saves nothing: `compute` gives the value again, from values that are saved elsewhere.
     pub(crate) fn recomputed(
         compute: impl Fn() -> Result<Tensor> + Send + Sync + 'static,

@@ -7,7 +7,7 @@
 //! while it has two holders.
 //!
 //! A layer of x = gelu(h) is an operation of h, whose gradient is dh = dx gelu'(h): a device may compute that in the
-//! pass of dx. Its backward keeps h, and computes x from it once more for dW.
+//! pass of dx. Its backward keeps h, and computes x from it once more for dW: on a CPU together with dh.
 
 mod saved;
 
@@ -35,7 +35,7 @@ impl Backward for LinearBackward {
         self.0.tensors()
     }
 
-    fn backward(self: Box<Self>, dy: Cotangents, dx: &mut InputGrads) -> Result<()> {
+    fn backward(mut self: Box<Self>, dy: Cotangents, dx: &mut InputGrads) -> Result<()> {
         let dy = dy.single()?;
         dx.accumulate(RESIDUAL, dy.clone())?;
         self.0.give_input_gradient(dx, &dy)?;

@@ -167,6 +167,9 @@ impl Backward for ParallelLinear {
                 whole.wait()?
             }
         };
+        if cut == TpStyle::Rowwise {
+            saved.give_input_gradient(dx, &dy)?;
+        }
         let x = saved.x.take().map(|x| match cut {
             TpStyle::Rowwise => Ok(Work::ready(()).map(move |()| x.value())),
             TpStyle::Colwise if dx.defers_weight(1) => {
@@ -177,16 +180,12 @@ impl Backward for ParallelLinear {
         });
         let x = x.transpose()?;
         let mut summing = None;
-        match (cut, &saved.weight) {
-            (TpStyle::Rowwise, _) => saved.give_input_gradient(dx, &dy)?,
-            (TpStyle::Colwise, Some(weight)) => {
-                let weight = weight.value()?; // (N, K)
-                let dims = [&dy.dims()[..dy.rank() - 1], &weight.dims()[1..]].concat();
-                let mut part = Tensor::empty(dy.device(), dy.dtype(), &dims)?;
-                linear_input_gradient(&mut part, Accum::Replace, &dy, &weight)?;
-                summing = Some(tp.reduced(part)?);
-            }
-            (TpStyle::Colwise, None) => {}
+        if let (TpStyle::Colwise, Some(weight)) = (cut, &saved.weight) {
+            let weight = weight.value()?; // (N, K)
+            let dims = [&dy.dims()[..dy.rank() - 1], &weight.dims()[1..]].concat();
+            let mut part = Tensor::empty(dy.device(), dy.dtype(), &dims)?;
+            linear_input_gradient(&mut part, Accum::Replace, &dy, &weight)?;
+            summing = Some(tp.reduced(part)?);
         }
         match (part, x) {
             (false, x) => give_parameter_gradients(dx, dy, x.map(|x| move || x.wait()))?,

@@ -7,7 +7,7 @@ use crate::core::layout::Dims;
 use crate::core::tensor::check_pair;
 use crate::cuda;
 use crate::ops::matmul::{Accum, check_place, named_product_into, product_dims, product_into};
-use crate::ops::pointwise::{binary, unary_backward};
+use crate::ops::pointwise::{binary, gelu_and_backward, unary, unary_backward};
 use crate::ops::reduce::sum_to_size;
 use crate::ops::table::{Binary, Unary};
 use crate::{DType, Error, Result, Tensor};
@@ -123,17 +123,47 @@ pub fn linear_input_gradient(
 /// dh = dx gelu'(h), tanh form, for dx = dy W of [`linear`] whose x is gelu(h): dy (.., N), W (N, K) and h (.., K) give
 /// (.., K). If cuBLASLt fuses both, in 16 bits, dx is not rounded before the derivative enters.
 pub fn linear_gelu_input_gradient(dy: &Tensor, weight: &Tensor, hidden: &Tensor) -> Result<Tensor> {
-    if dy.device().is_gpu() {
-        let (dy, hidden_rows) = (dy.as_matrix()?, hidden.as_matrix()?);
-        product_dims(&dy, weight)?;
-        let fused = cuda::matmul::product_and_gelu_derivative(&dy, weight, &hidden_rows)?;
-        if let Some(dh) = fused {
-            return dh.reshape(hidden.dims());
+    match fused_gelu_gradient(dy, weight, hidden)? {
+        Some(dh) => Ok(dh),
+        None => {
+            unary_backward(Unary::GeluTanh, 0.0, behind_gelu(dy, weight, hidden)?, Some(hidden))
         }
     }
+}
+
+/// gelu(h) and dh of [`linear_gelu_input_gradient`]. A CPU computes both in one pass.
+///
+/// ```
+/// use ferrotron_tensor::{DType, Device, Tensor, ops::linear::linear_gelu_gradients};
+/// let device = Device::cpu(1)?;
+/// let [dy, w, h] = [4.0, 3.0, 0.0].map(|x| Tensor::full(&device, DType::F64, &[1, 1], x));
+/// let [x, dh] = linear_gelu_gradients(&dy?, &w?, &h?)?;
+/// assert_eq!((x.item()?, dh.item()?), (0.0, 6.0)); // gelu(0), and 12 gelu'(0)
+/// # Ok::<(), ferrotron_tensor::Error>(())
+/// ```
+pub fn linear_gelu_gradients(dy: &Tensor, weight: &Tensor, hidden: &Tensor) -> Result<[Tensor; 2]> {
+    match fused_gelu_gradient(dy, weight, hidden)? {
+        Some(dh) => Ok([unary(Unary::GeluTanh, 0.0, hidden)?, dh]),
+        None => gelu_and_backward(behind_gelu(dy, weight, hidden)?, hidden),
+    }
+}
+
+/// dh of [`linear_gelu_input_gradient`] if the device fuses product and derivative.
+fn fused_gelu_gradient(dy: &Tensor, weight: &Tensor, hidden: &Tensor) -> Result<Option<Tensor>> {
+    if !dy.device().is_gpu() {
+        return Ok(None);
+    }
+    let (dy, hidden_rows) = (dy.as_matrix()?, hidden.as_matrix()?);
+    product_dims(&dy, weight)?;
+    let fused = cuda::matmul::product_and_gelu_derivative(&dy, weight, &hidden_rows)?;
+    fused.map(|dh| dh.reshape(hidden.dims())).transpose()
+}
+
+/// dx = dy W with the dims of h.
+fn behind_gelu(dy: &Tensor, weight: &Tensor, hidden: &Tensor) -> Result<Tensor> {
     let mut dx = Tensor::empty(dy.device(), dy.dtype(), hidden.dims())?;
     linear_input_gradient(&mut dx, Accum::Replace, dy, weight)?;
-    unary_backward(Unary::GeluTanh, 0.0, dx, Some(hidden))
+    Ok(dx)
 }
 
 /// dW = dy^T x of [`linear`] for dy (.., N) and x (.., K), written or added to the unique `dweight` (N, K).

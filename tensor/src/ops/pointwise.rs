@@ -9,13 +9,14 @@ pub use choice::{compare, where_cond};
 
 use super::rows::{CHEAP, for_elements, for_rows};
 pub use super::table::Comparison;
-use super::table::unary::Softcap;
+use super::table::unary::{GeluTanh, Softcap};
 use super::table::{Binary, BinaryRow, Saves, Unary, UnaryRow, with_binary, with_unary};
 pub use crate::core::copy::into_unique;
 use crate::core::layout::broadcast_dims;
 use crate::core::tensor::check_pair;
 use crate::cuda;
 use crate::kernel_span::kernel_span;
+use crate::numeric::disjoint::Disjoint;
 use crate::numeric::simd::vectorized;
 use crate::{Element, Error, Real, Result, Scalar, Tensor, dispatch_float};
 use std::marker::PhantomData;
@@ -39,6 +40,15 @@ vectorized! {
         let p = T::Acc::from_f64(p);
         for (d, s) in dx.iter_mut().zip(saved) {
             *d = T::from_acc(d.acc() * Op::derivative(s.acc(), p));
+        }
+    }
+
+    /// One exponential serves both: they are those of [`unary_chunk`] and [`unary_gradient_chunk`].
+    fn value_and_gradient_chunk<T: Element, Op: UnaryRow>(value: &mut [T], dx: &mut [T], x: &[T]) {
+        for ((y, d), x) in value.iter_mut().zip(dx).zip(x) {
+            let x = x.acc();
+            *y = T::from_acc(Op::value(x, T::Acc::ONE));
+            *d = T::from_acc(d.acc() * Op::derivative(x, T::Acc::ONE));
         }
     }
 
@@ -190,6 +200,27 @@ pub fn unary_backward(op: Unary, p: f64, dy: Tensor, saved: Option<&Tensor>) -> 
         }
     });
     Ok(dx)
+}
+
+/// gelu(x), tanh form, and dy gelu'(x), in one pass on a CPU: the bits of [`unary`] and [`unary_backward`].
+pub(crate) fn gelu_and_backward(dy: Tensor, x: &Tensor) -> Result<[Tensor; 2]> {
+    if x.device().is_gpu() {
+        let dx = unary_backward(Unary::GeluTanh, 0.0, dy, Some(x))?;
+        return Ok([unary(Unary::GeluTanh, 0.0, x)?, dx]);
+    }
+    let (x, mut dx) = (x.contiguous()?, into_unique(dy)?);
+    let mut value = Tensor::empty(x.device(), x.dtype(), x.dims())?;
+    let _span = kernel_span!("gelu_tanh", x.dtype(), 0, [&dx, &x] => [&value, &dx]);
+    dispatch_float!("gelu_tanh", x.dtype(), T => {
+        let source = x.as_slice::<T>()?;
+        let values = Disjoint::new(value.as_mut_slice::<T>()?);
+        for_rows(x.device(), (dx.as_mut_slice::<T>()?, 1), source.len(), |start, dx| {
+            // SAFETY: runs of rows do not overlap.
+            let value = unsafe { values.part(start, dx.len()) };
+            value_and_gradient_chunk::<T, GeluTanh>(value, dx, &source[start..start + dx.len()]);
+        });
+    });
+    Ok([value, dx])
 }
 
 /// `op(lhs, rhs)`, with broadcasting.

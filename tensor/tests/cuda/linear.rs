@@ -1,9 +1,12 @@
 //! Linear layers that do more in the pass of their product: GELU, its derivative, and the addition of a residual.
 
 use ferrotron_tensor::ops::linear::{
-    linear_gelu, linear_gelu_input_gradient, linear_input_gradient, linear_onto,
+    linear_gelu, linear_gelu_gradients, linear_gelu_input_gradient, linear_input_gradient,
+    linear_onto,
 };
 use ferrotron_tensor::ops::matmul::Accum;
+use ferrotron_tensor::ops::pointwise::unary;
+use ferrotron_tensor::ops::table::Unary;
 use ferrotron_tensor::{Device, Result};
 
 use crate::matmul::{all_are_taken, integers, same};
@@ -88,6 +91,10 @@ fn the_derivative_of_gelu_comes_with_the_gradient_of_inputs() -> Result<()> {
                 let before = launches();
                 let found = linear_gelu_input_gradient(&dy, &w, &hidden)?;
                 let passes = launches() - before;
+                let [value, again] = linear_gelu_gradients(&dy, &w, &hidden)?;
+                assert_eq!(again.to_f64()?, found.to_f64()?, "{dtype} {rows:?} {n} {k}");
+                let gelu = unary(Unary::GeluTanh, 0.0, &hidden)?;
+                assert_eq!(value.to_f64()?, gelu.to_f64()?, "{dtype} {rows:?} {n} {k}");
                 let mut dx = hidden.zeros_like()?;
                 linear_input_gradient(&mut dx, Accum::Replace, &dy, &w)?;
                 Ok((found, dx, passes))

@@ -1,6 +1,8 @@
 //! The input of a linear layer behind GELU, and what a linear layer saves.
 
-use ferrotron_tensor::ops::linear::{linear_gelu_input_gradient, linear_input_gradient};
+use ferrotron_tensor::ops::linear::{
+    linear_gelu_gradients, linear_gelu_input_gradient, linear_input_gradient,
+};
 use ferrotron_tensor::ops::pointwise::unary;
 use ferrotron_tensor::ops::table::Unary;
 use ferrotron_tensor::{Result, Tensor};
@@ -89,17 +91,21 @@ impl SavedLinear {
         saved.filter_map(Saved::resident_tensor).collect()
     }
 
-    /// Computes the gradient of operand 0 for dy (.., N), if it is needed.
-    pub fn give_input_gradient(&self, dx: &mut InputGrads, dy: &Tensor) -> Result<()> {
+    /// Computes the gradient of operand 0 for dy (.., N), if it is needed. Of x = gelu(h), x comes with it unless dW is
+    /// deferred.
+    pub fn give_input_gradient(&mut self, dx: &mut InputGrads, dy: &Tensor) -> Result<()> {
         let Some(weight) = &self.weight else { return Ok(()) };
         let weight = weight.value()?; // (N, K)
-        match &self.hidden {
-            None => {
-                dx.accumulate_with(0, |out, accum| linear_input_gradient(out, accum, dy, &weight))
-            }
-            Some(hidden) => {
-                dx.accumulate(0, linear_gelu_input_gradient(dy, &weight, &hidden.value()?)?)
-            }
+        let Some(hidden) = &self.hidden else {
+            return dx
+                .accumulate_with(0, |out, accum| linear_input_gradient(out, accum, dy, &weight));
+        };
+        let hidden = hidden.value()?;
+        if self.x.is_none() || dx.defers_weight(1) {
+            return dx.accumulate(0, linear_gelu_input_gradient(dy, &weight, &hidden)?);
         }
+        let [x, dh] = linear_gelu_gradients(dy, &weight, &hidden)?;
+        self.x = Some(Saved::computed(x));
+        dx.accumulate(0, dh)
     }
 }

@@ -1,4 +1,5 @@
 use super::*;
+use crate::ops::testing::bits;
 use crate::{DType, Device};
 
 fn tensor(dims: &[usize], f: impl Fn(usize) -> f64) -> Result<Tensor> {
@@ -18,6 +19,27 @@ fn binary_operations_broadcast_any_strides() -> Result<()> {
     assert_eq!(t.add(&t)?.to_f64()?, [0.0, 6.0, 2.0, 8.0, 4.0, 10.0]);
     let error = a.add(&t).unwrap_err();
     assert_eq!(error.to_string(), "add: shapes do not broadcast: lhs [2, 3], rhs [3, 2]");
+    Ok(())
+}
+
+#[test]
+fn gelu_and_its_gradient_in_one_pass_have_the_bits_of_two() -> Result<()> {
+    // Whole vectors and some elements behind them, and more than one thread takes.
+    for n in [0, 7, 64, 300_001] {
+        let x = tensor(&[n], |i| (i as f64 * 0.618_033_988_749).fract() * 24.0 - 12.0)?;
+        let dy = tensor(&[n], |i| (i as f64 * 0.754_877_666).fract() - 0.5)?;
+        for dtype in [DType::F64, DType::F32, DType::BF16, DType::F16] {
+            let (x, dy) = (x.cast(dtype)?, dy.cast(dtype)?);
+            let [value, dx] = gelu_and_backward(dy.copy()?, &x)?;
+            let want = [
+                unary(Unary::GeluTanh, 0.0, &x)?,
+                unary_backward(Unary::GeluTanh, 0.0, dy, Some(&x))?,
+            ];
+            for (got, want) in [value, dx].iter().zip(&want) {
+                assert!(bits(got) == bits(want), "{n} of {dtype}");
+            }
+        }
+    }
     Ok(())
 }
 
