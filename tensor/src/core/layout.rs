@@ -13,11 +13,19 @@ pub type Dims = SmallVec<[usize; 6]>;
 const MOST_ELEMENTS: usize = isize::MAX as usize / 8;
 
 /// The dims, strides and offset of a view into a buffer.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, PartialEq, Eq)]
 pub struct Layout {
     dims: Dims,
     strides: Dims,
     offset: usize,
+}
+
+/// Every view has its layout, so that steps of small models clone hundreds: `SmallVec::clone` takes elements one by one.
+impl Clone for Layout {
+    fn clone(&self) -> Self {
+        let Layout { dims, strides, offset } = self;
+        Layout { dims: Dims::from_slice(dims), strides: Dims::from_slice(strides), offset: *offset }
+    }
 }
 
 impl Layout {
@@ -26,7 +34,7 @@ impl Layout {
     /// Errors if the elements exceed the address space.
     pub fn contiguous(dims: &[usize]) -> Result<Self> {
         count("layout", dims)?;
-        Ok(Layout { strides: row_major(dims), dims: dims.into(), offset: 0 })
+        Ok(Layout { strides: row_major(dims), dims: Dims::from_slice(dims), offset: 0 })
     }
 
     /// A dense vector. The caller already has memory for `len` elements, so the size needs no check.
@@ -98,7 +106,7 @@ impl Layout {
         if self.is_contiguous() {
             return Some(Layout {
                 strides: row_major(dims),
-                dims: dims.into(),
+                dims: Dims::from_slice(dims),
                 offset: self.offset,
             });
         }
@@ -139,7 +147,7 @@ impl Layout {
                 return None;
             }
         }
-        Some(Layout { dims: dims.into(), strides, offset: self.offset })
+        Some(Layout { dims: Dims::from_slice(dims), strides, offset: self.offset })
     }
 
     /// Reorders the dims: `permute(&[1, 0])` transposes a matrix.
@@ -153,11 +161,11 @@ impl Layout {
                 format!("{order:?} is no order of the dims of {:?}", &self.dims[..]),
             ));
         }
-        Ok(Layout {
-            dims: order.iter().map(|&d| self.dims[d]).collect(),
-            strides: order.iter().map(|&d| self.strides[d]).collect(),
-            offset: self.offset,
-        })
+        let mut layout = self.clone();
+        for (to, &from) in order.iter().enumerate() {
+            (layout.dims[to], layout.strides[to]) = (self.dims[from], self.strides[from]);
+        }
+        Ok(layout)
     }
 
     /// Restricts one dim to elements `start..start + len`.
@@ -196,7 +204,7 @@ impl Layout {
             }
         }
         count("broadcast", dims)?;
-        Ok(Layout { dims: dims.into(), strides, offset: self.offset })
+        Ok(Layout { dims: Dims::from_slice(dims), strides, offset: self.offset })
     }
 
     /// Size and stride of the last dim; (1, 1) for a scalar.

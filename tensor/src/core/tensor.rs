@@ -94,7 +94,7 @@ impl Tensor {
     }
 
     pub(crate) fn with_layout(&self, layout: Layout) -> Tensor {
-        Tensor { layout, ..self.clone() }
+        Tensor::view_of(self.buffer.clone(), layout, self.dtype, &self.device)
     }
 
     /// Sizes, outermost first.

@@ -182,7 +182,7 @@ fn gpu(out: &Tensor) -> Result<&Gpu> {
 fn calls(out: &Tensor, accum: Accum, lhs: &Tensor, rhs: &Tensor) -> Result<SmallVec<[Matmul; 1]>> {
     let outer = &out.dims()[..out.rank() - 2];
     let stretched = |operand: &Tensor| {
-        let mut dims: Dims = outer.into();
+        let mut dims = Dims::from_slice(outer);
         dims.extend_from_slice(&operand.dims()[operand.rank() - 2..]);
         operand.layout().broadcast_to(&dims)
     };

@@ -17,6 +17,8 @@ use crate::{DType, Device, Error, MemoryKind, Result, Tensor};
 /// Consecutive named ranges of one dtype in one allocation.
 pub struct FlatBuffer {
     ranges: Vec<Range>,
+    /// The memory of each range: apart from them, since lending moves it.
+    buffers: Vec<Arc<Buffer>>,
     dtype: DType,
     device: Device,
 }
@@ -26,7 +28,6 @@ struct Range {
     /// Offset of its first element in the flat buffer.
     start: usize,
     layout: Layout,
-    buffer: Arc<Buffer>,
 }
 
 impl Range {
@@ -96,20 +97,19 @@ impl FlatBuffer {
         let ranges = parts
             .iter()
             .zip(layouts)
-            .zip(buffers)
-            .map(|(((name, _), layout), buffer)| {
-                let (name, buffer) = (name.clone(), Arc::new(buffer));
-                let range = Range { name, start: end, layout, buffer };
+            .map(|((name, _), layout)| {
+                let range = Range { name: name.clone(), start: end, layout };
                 end = range.end();
                 range
             })
             .collect();
-        Ok(FlatBuffer { ranges, dtype, device: device.clone() })
+        let buffers = buffers.into_iter().map(Arc::new).collect();
+        Ok(FlatBuffer { ranges, buffers, dtype, device: device.clone() })
     }
 
     /// A flat buffer without ranges or memory.
     pub fn empty(device: &Device, dtype: DType) -> FlatBuffer {
-        FlatBuffer { ranges: Vec::new(), dtype, device: device.clone() }
+        FlatBuffer { ranges: Vec::new(), buffers: Vec::new(), dtype, device: device.clone() }
     }
 
     /// Number of ranges.
@@ -152,8 +152,8 @@ impl FlatBuffer {
     ///
     /// Errors if there is no such range.
     pub fn tensor(&self, range: usize) -> Result<Tensor> {
-        let Range { layout, buffer, .. } = self.place(range)?;
-        Ok(Tensor::view_of(buffer.clone(), layout.clone(), self.dtype, &self.device))
+        let layout = self.place(range)?.layout.clone();
+        Ok(Tensor::view_of(self.buffers[range].clone(), layout, self.dtype, &self.device))
     }
 
     fn place(&self, range: usize) -> Result<&Range> {
@@ -180,29 +180,35 @@ impl FlatBuffer {
             return Err(self.no_range(range));
         }
         self.check_unique(range..range + 1)?;
-        // The tensor takes the range's own `Arc`, so that it is unique. Meanwhile `self.ranges` is empty: if `f`
-        // panics, nothing refers to the memory that the tensor freed.
-        let mut ranges = std::mem::take(&mut self.ranges);
-        let Range { name, start, layout, buffer } = ranges.swap_remove(range);
+        // The tensor takes the range's own `Arc`, so that it is unique. Meanwhile `self` is empty: if `f` panics, nothing
+        // refers to the memory that the tensor freed.
+        let (ranges, mut buffers) = self.take();
+        let last = buffers.len() - 1;
+        let buffer = buffers.swap_remove(range);
         let place = (buffer.pointer(), buffer.len());
-        let mut tensor = Tensor::view_of(buffer, layout.clone(), self.dtype, &self.device);
+        let layout = ranges[range].layout.clone();
+        let mut tensor = Tensor::view_of(buffer, layout, self.dtype, &self.device);
         let result = f(&mut tensor);
         let buffer = tensor.into_buffer();
         if (buffer.pointer(), buffer.len()) != place {
             return Err(replaced());
         }
-        ranges.push(Range { name, start, layout, buffer });
-        let last = ranges.len() - 1;
-        ranges.swap(range, last); // Restores the order: the range at its index, the former last range at the end.
-        self.ranges = ranges;
+        buffers.push(buffer);
+        buffers.swap(range, last); // Restores the order: the range at its index, the former last range at the end.
+        (self.ranges, self.buffers) = (ranges, buffers);
         result
+    }
+
+    /// Moves out all ranges and their memory.
+    fn take(&mut self) -> (Vec<Range>, Vec<Arc<Buffer>>) {
+        (std::mem::take(&mut self.ranges), std::mem::take(&mut self.buffers))
     }
 
     /// Starts reading these elements if they are in a mapped file, because they will be used soon.
     pub fn prefetch(&self, elements: Span<usize>) {
-        if let Some(first) = self.ranges.first() {
+        if let Some(first) = self.buffers.first() {
             let size = self.dtype.size();
-            first.buffer.prefetch(elements.start * size, elements.len() * size);
+            first.prefetch(elements.start * size, elements.len() * size);
         }
     }
 
@@ -226,8 +232,7 @@ impl FlatBuffer {
     pub fn slice(&self, elements: impl RangeBounds<usize>) -> Result<Tensor> {
         let elements = self.resolve(elements)?;
         let (ranges, first) = self.over(&elements);
-        let parts = self.ranges[ranges].iter().map(|range| range.buffer.clone()).collect();
-        self.vector(parts, elements.start - first, elements.len())
+        self.vector(self.buffers[ranges].to_vec(), elements.start - first, elements.len())
     }
 
     /// Passes a range of elements, across named ranges, as a vector to `f`, which may write it.
@@ -246,15 +251,11 @@ impl FlatBuffer {
         self.check_unique(over.clone())?;
         // As in `with_mut`: the tensor takes the ranges' own buffers. They are swapped to the end and back, so the cost
         // does not depend on the number of other ranges.
-        let mut ranges = std::mem::take(&mut self.ranges);
-        let places_at_end = ranges.len() - over.len()..ranges.len();
-        let swaps = over.zip(places_at_end.clone());
-        swaps.clone().rev().for_each(|(place, at_end)| ranges.swap(place, at_end));
-        let lent = ranges.split_off(places_at_end.start);
-        let (known, parts): (Vec<_>, Vec<_>) = lent
-            .into_iter()
-            .map(|range| ((range.name, range.start, range.layout), range.buffer))
-            .unzip();
+        let (ranges, mut buffers) = self.take();
+        let at_end = buffers.len() - over.len()..buffers.len();
+        let swaps = over.zip(at_end.clone());
+        swaps.clone().rev().for_each(|(place, at_end)| buffers.swap(place, at_end));
+        let parts = buffers.split_off(at_end.start);
         let lent = places(&parts);
         let mut tensor = self.vector(parts, elements.start - first, elements.len())?;
         let result = f(&mut tensor);
@@ -263,13 +264,9 @@ impl FlatBuffer {
             return Err(replaced());
         }
         // A clone that `f` kept also holds the ranges; they then cannot be written.
-        let parts = buffer.parts().iter().cloned();
-        let back = known.into_iter().zip(parts);
-        let back =
-            back.map(|((name, start, layout), buffer)| Range { name, start, layout, buffer });
-        ranges.extend(back);
-        swaps.for_each(|(place, at_end)| ranges.swap(place, at_end));
-        self.ranges = ranges;
+        buffers.extend_from_slice(buffer.parts());
+        swaps.for_each(|(place, at_end)| buffers.swap(place, at_end));
+        (self.ranges, self.buffers) = (ranges, buffers);
         result
     }
 
@@ -295,15 +292,14 @@ impl FlatBuffer {
 
     /// Keeps the allocation for the capture in progress, whose work contains its address.
     pub(crate) fn keep_in_capture(&self) {
-        if let (Some(capture), Some(range)) = (self.device.capture(), self.ranges.first()) {
-            capture.uses(range.buffer.allocation());
+        if let (Some(capture), Some(buffer)) = (self.device.capture(), self.buffers.first()) {
+            capture.uses(buffer.allocation());
         }
     }
 
     pub(crate) fn pointer(&self) -> *mut u8 {
-        self.ranges
-            .first()
-            .map_or(std::ptr::dangling_mut::<u64>().cast(), |range| range.buffer.pointer())
+        let first = self.buffers.first();
+        first.map_or(std::ptr::dangling_mut::<u64>().cast(), |buffer| buffer.pointer())
     }
 
     /// A vector of `len` elements from `start` on over the buffers of consecutive ranges.
@@ -350,9 +346,9 @@ impl FlatBuffer {
     /// Errors unless the ranges have no other holder. Unlike reading the count, `Arc::get_mut` orders reads by former
     /// holders on other threads before the following writes.
     fn check_unique(&mut self, ranges: Span<usize>) -> Result<()> {
-        for range in &mut self.ranges[ranges] {
-            let holders = Arc::strong_count(&range.buffer);
-            if Arc::get_mut(&mut range.buffer).is_none() {
+        for (range, buffer) in self.ranges[ranges.clone()].iter().zip(&mut self.buffers[ranges]) {
+            let holders = Arc::strong_count(buffer);
+            if Arc::get_mut(buffer).is_none() {
                 return Err(Error::memory(
                     "flat",
                     format!(

@@ -40,7 +40,7 @@ pub fn layer_norm(
 
 /// The gradients (dx, dweight, dbias) of [`layer_norm`]: dx like x, dweight and dbias (C) in Acc.
 ///
-/// If x has another gradient, `before`, dx is rounded and then added to it: as in a sum, but in one pass on a GPU.
+/// If x has another gradient, `before`, dx is rounded and then added to it: as in a sum, but in one pass.
 pub fn layer_norm_backward(
     dy: &Tensor,
     x: &Tensor,

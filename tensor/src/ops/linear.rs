@@ -103,7 +103,7 @@ fn linear_dims(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Dim
     }
     check_pair("linear", x, weight)?;
     bias.map_or(Ok(()), |bias| check_pair("linear", x, bias))?;
-    let mut dims: Dims = x.dims().into();
+    let mut dims = Dims::from_slice(x.dims());
     dims[x.rank() - 1] = n;
     Ok(dims)
 }

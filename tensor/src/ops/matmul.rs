@@ -139,8 +139,8 @@ fn product<T: Element, D: Element<Acc = T::Acc>>(
     let bias = bias.map(Tensor::as_slice::<D>).transpose()?;
     let batch = &layout.dims()[..layout.rank() - 2];
     let stretched = |operand: &Tensor| {
-        let mut dims: Dims = batch.into();
-        dims.extend(operand.dims()[operand.rank() - 2..].iter().copied());
+        let mut dims = Dims::from_slice(batch);
+        dims.extend_from_slice(&operand.dims()[operand.rank() - 2..]);
         operand.layout().broadcast_to(&dims)
     };
     let (l, r) = (stretched(lhs)?, stretched(rhs)?);

@@ -17,12 +17,12 @@ use checks::{check_parameter, check_weight};
 pub(crate) use kind::{GradSelection, Gradients, NormKind};
 
 use super::cast::cast;
-use super::pointwise::add_assign;
 use super::rows::{CHEAP, for_rows2};
 use crate::core::tensor::{check_device, check_pair};
 use crate::cuda;
-use crate::kernel_span::kernel_span;
+use crate::kernel_span::{bytes, kernel_span};
 use crate::numeric::disjoint::Disjoint;
+use crate::numeric::prefetch::{self, LINE};
 use crate::numeric::simd::vectorized;
 use crate::{Element, Error, Real, Result, Scalar, Tensor, dispatch_float};
 
@@ -31,6 +31,9 @@ const LANES: usize = 64;
 
 /// Approximate elements normalised per nanosecond, to decide whether threads share a loop.
 const PER_NANOSECOND: usize = 4;
+
+/// Elements from a row to those that are fetched meanwhile.
+const AHEAD: usize = 512;
 
 /// Elements per forward task.
 const TASK: usize = 16 * 1024;
@@ -108,6 +111,12 @@ vectorized! {
         let width = weight.len();
         let count = <T::Acc as Real>::from_f64(width.max(1) as f64);
         for (row, rstd) in rstd.iter_mut().enumerate() {
+            let later = row * width + AHEAD;
+            // Backward comes here once more, long after x was written.
+            for column in (0..width).step_by(LINE / size_of::<T>()) {
+                prefetch::to_l1(x.as_ptr().wrapping_add(later + column));
+                prefetch::to_write(y.as_ptr().wrapping_add(later + column));
+            }
             let x = &x[row * width..(row + 1) * width];
             let y = &mut y[row * width..(row + 1) * width];
             let mut m = T::Acc::ZERO;
@@ -169,8 +178,8 @@ pub(super) fn backward<N: NormKind>(
         let (x, dy) = (x.contiguous()?, dy.contiguous()?);
         let (weight, rstd) = (weight.contiguous()?, rstd.contiguous()?);
         let mean = mean.map(Tensor::contiguous).transpose()?;
+        let before = before.map(Tensor::contiguous).transpose()?;
         if device.gpu().is_some() {
-            let before = before.map(Tensor::contiguous).transpose()?;
             let (statistics, before) = ((mean.as_ref(), &rstd), before.as_ref());
             return cuda::norm::backward::<N>(&dy, &x, statistics, &weight, before, wanted);
         }
@@ -182,12 +191,14 @@ pub(super) fn backward<N: NormKind>(
         let mut dx = Tensor::empty(device, x.dtype(), x.dims())?;
         let partial = if want_weights { 2 * width } else { 0 };
         let mut partials = Tensor::empty(device, Acc::DTYPE, &[blocks, partial])?;
-        let _span = kernel_span!(op, x.dtype(), 0, [&x, &dy, &weight, &rstd] => [&dx, &partials]);
+        let also = before.as_ref().map_or(0, bytes);
+        let _span = kernel_span!(op, x.dtype(), 0, [&x, &dy, &weight, &rstd] => [&dx, &partials], also);
         {
             let (x, dy) = (x.as_slice::<T>()?, dy.as_slice::<T>()?);
             let weight = weight.as_slice::<Acc>()?;
             let rstd = rstd.as_slice::<Acc>()?;
             let mean = mean.as_ref().map_or(Ok(&[][..]), |mean| mean.as_slice::<Acc>())?;
+            let before = before.as_ref().map(|before| before.as_slice::<T>()).transpose()?;
             let dx = Disjoint::new(dx.as_mut_slice::<T>()?);
             let partials = Disjoint::new(partials.as_mut_slice::<Acc>()?);
             device.for_each(blocks, x.len() / PER_NANOSECOND, &|task| {
@@ -200,7 +211,9 @@ pub(super) fn backward<N: NormKind>(
                 };
                 let mean = if N::CENTRED { &mean[first..first + n] } else { &[] };
                 let rstd = &rstd[first..first + n];
-                backward_rows::<T, N>(&dy[span.clone()], &x[span], mean, rstd, weight, dx, sums);
+                let before = before.map(|before| &before[span.clone()]);
+                let (dy, x) = (&dy[span.clone()], &x[span]);
+                backward_rows::<T, N>(dy, x, mean, rstd, weight, before, dx, sums);
             });
         }
         let weights = if want_weights {
@@ -215,21 +228,19 @@ pub(super) fn backward<N: NormKind>(
         } else {
             None
         };
-        if let Some(before) = before {
-            add_assign(&mut dx, before)?;
-        }
         Ok((dx, weights))
     })
 }
 
 vectorized! {
-    /// Computes `dx` and `sums` (dweight, then dbias), which is empty if not needed.
+    /// Computes `dx`, to which it adds `before` after rounding, and `sums` (dweight, then dbias), which is empty if not needed.
     fn backward_rows<T: Element, N: NormKind>(
         dy: &[T],
         x: &[T],
         mean: &[T::Acc],
         rstd: &[T::Acc],
         weight: &[T::Acc],
+        before: Option<&[T]>,
         dx: &mut [T],
         sums: &mut [T::Acc],
     ) {
@@ -245,10 +256,19 @@ vectorized! {
             let (total, along) = row_means::<T>(dy, x, weight, m, r);
             let total = if N::CENTRED { total / count } else { zero };
             let along = along / count;
-            let dx = &mut dx[span];
-            for (((dx, &dy), &x), &w) in dx.iter_mut().zip(dy).zip(x).zip(weight) {
+            let gradient = |dy: T, x: T, w: T::Acc| {
                 let h = (x.acc() - m) * r;
-                *dx = T::from_acc(r * (dy.acc() * w - total - h * along));
+                T::from_acc(r * (dy.acc() * w - total - h * along))
+            };
+            let dx = dx[span.clone()].iter_mut().zip(dy.iter().zip(x).zip(weight));
+            if let Some(before) = before {
+                for ((dx, ((&dy, &x), &w)), before) in dx.zip(&before[span]) {
+                    *dx = T::from_acc(gradient(dy, x, w).acc() + before.acc());
+                }
+            } else {
+                for (dx, ((&dy, &x), &w)) in dx {
+                    *dx = gradient(dy, x, w);
+                }
             }
         }
         if dweight.is_empty() {

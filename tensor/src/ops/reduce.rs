@@ -25,7 +25,7 @@ pub enum KeepDims {
 
 const LANES: usize = 32;
 const ROW_BLOCK: usize = 4096;
-const COLUMN_BLOCK: usize = 256;
+const COLUMN_BLOCK: usize = 128;
 
 /// A reduction: `step` adds an element to an accumulator, `join` combines two accumulators.
 trait Fold {

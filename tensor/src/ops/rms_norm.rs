@@ -36,7 +36,7 @@ pub fn rms_norm(x: &Tensor, weight: &Tensor, eps: f64) -> Result<(Tensor, Tensor
 
 /// The gradients (dx, dweight) of [`rms_norm`]: dx like x, dweight (C) in Acc.
 ///
-/// If x has another gradient, `before`, dx is rounded and then added to it: as in a sum, but in one pass on a GPU.
+/// If x has another gradient, `before`, dx is rounded and then added to it: as in a sum, but in one pass.
 pub fn rms_norm_backward(
     dy: &Tensor,
     x: &Tensor,

@@ -37,7 +37,7 @@ fn rows_per_task(device: &Device, rows: usize, work: usize) -> usize {
     if work < SERIAL || device.threads() == 1 {
         return rows;
     }
-    rows.div_ceil(4 * device.threads()).max((SERIAL / 4).saturating_mul(rows).div_ceil(work))
+    rows.div_ceil(16 * device.threads()).max((SERIAL / 4).saturating_mul(rows).div_ceil(work))
 }
 
 /// Splits `out` into rows of `width` and calls `f(first_row, rows)` on blocks of whole rows, on all threads if `work`

@@ -58,8 +58,8 @@ impl FlatBuffer {
 
     /// Returns whether the elements are offloaded from a GPU: see [`Tensor::is_offloaded`].
     fn is_offloaded(&self) -> bool {
-        let mut first = self.ranges.iter().take(1);
-        self.device.is_gpu() && first.any(|range| self.device.has_in_host_memory(&range.buffer))
+        let mut first = self.buffers.iter().take(1);
+        self.device.is_gpu() && first.any(|buffer| self.device.has_in_host_memory(buffer))
     }
 }
 

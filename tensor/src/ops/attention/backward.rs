@@ -3,8 +3,8 @@
 
 use super::tile::{
     AttentionOperands, BlockLimits, GROUP, HeadView, KEYS, QUERIES, Shape, StoreKeyGradients,
-    Target, by_limit, for_each_task, multiply, padded, row_products, soft_cap, soft_cap_slopes,
-    take,
+    Target, by_limit, for_each_task, is_visible, multiply, padded, row_products, soft_cap,
+    soft_cap_slopes, take,
 };
 use crate::gemm::Accum;
 use crate::gemm::small::PAD;
@@ -14,6 +14,7 @@ use crate::numeric::simd::vectorized;
 use crate::{Device, Element, Real, Result, Scalar, Tensor};
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 use crate::{bf16, ops::attention::amx};
+use bytemuck::fill_zeroes;
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 use std::any::Any;
 
@@ -118,7 +119,7 @@ fn one_head<T: Element>(
     store: &StoreKeyGradients<'_, T::Acc>,
 ) {
     let Shape { queries, keys, heads, width, .. } = call.shape;
-    let (zero, one) = (T::Acc::ZERO, T::Acc::ONE);
+    let one = T::Acc::ONE;
     let row = padded(width);
     let group = head / call.shape.share();
     let lse = &lse[(b * heads + head) * queries..][..queries];
@@ -154,7 +155,7 @@ fn one_head<T: Element>(
         )
     };
     row_products(dout.rows(b, head), out.rows(b, head), width, delta);
-    dq_sums[..queries * row].fill(zero);
+    fill_zeroes(&mut dq_sums[..queries * row]);
     let mut limits = BlockLimits::NOTHING;
     for key in (0..keys).step_by(KEYS) {
         let key_count = KEYS.min(keys - key);
@@ -167,8 +168,8 @@ fn one_head<T: Element>(
             call.blocks.pack_transposed(call.v.row(b, key, group), size, to);
         }
         let k = &k[call.blocks.step_of(key) * row..];
-        dk[..key_count * row].fill(zero);
-        dv[..key_count * row].fill(zero);
+        fill_zeroes(&mut dk[..key_count * row]);
+        fill_zeroes(&mut dv[..key_count * row]);
         for first in (0..queries).step_by(QUERIES) {
             let rows = QUERIES.min(queries - first);
             call.limits((b, first), rows, key, &mut limits);
@@ -294,22 +295,18 @@ vectorized! {
             let p = &mut p[i * KEYS..i * KEYS + width];
             let ds = &mut ds[i * KEYS..i * KEYS + width];
             let (lse, delta) = (lse[i], delta[i]);
-            if lse == A::NEG_INFINITY {
-                for x in [p, ds] {
-                    x.fill(A::ZERO); // the query sees nothing
-                }
-                continue;
-            }
-            for (p, ds) in p.chunks_exact_mut(PAD).zip(ds.chunks_exact_mut(PAD)) {
-                for (p, ds) in p.iter_mut().zip(ds) {
-                    *p = (*p - lse).exp_bounded();
-                    *ds = *p * (*ds - delta);
-                }
-            }
             let start = starts.get(i).copied().unwrap_or(0);
-            for x in [p, ds] {
-                x[..start].fill(A::ZERO);
-                x[end..].fill(A::ZERO);
+            // A query that sees nothing has no finite sum.
+            let count = if lse == A::NEG_INFINITY { 0 } else { end - start };
+            let seen = [start as u32, count as u32];
+            for (c, (p, ds)) in p.chunks_exact_mut(PAD).zip(ds.chunks_exact_mut(PAD)).enumerate() {
+                for (l, (p, ds)) in p.iter_mut().zip(ds).enumerate() {
+                    let visible = is_visible(c * PAD + l, seen);
+                    let probability = (*p - lse).exp_bounded();
+                    let gradient = probability * (*ds - delta);
+                    *p = if visible { probability } else { A::ZERO };
+                    *ds = if visible { gradient } else { A::ZERO };
+                }
             }
         }
     }

@@ -1,8 +1,8 @@
 //! Forward: for each block of queries, keys from first to last with a running maximum and sum.
 
 use super::tile::{
-    AttentionOperands, BlockLimits, KEYS, QUERIES, Shape, Target, by_limit, for_each_task,
-    multiply, padded, soft_cap, take,
+    AttentionOperands, BlockLimits, GROUP, KEYS, QUERIES, Shape, Target, by_limit, for_each_task,
+    is_visible, multiply, padded, soft_cap, take,
 };
 use crate::gemm::Accum;
 use crate::gemm::small::PAD;
@@ -12,6 +12,7 @@ use crate::numeric::simd::vectorized;
 use crate::{Device, Element, Real, Result};
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 use crate::{bf16, ops::attention::amx};
+use bytemuck::fill_zeroes;
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 use std::any::Any;
 
@@ -90,7 +91,7 @@ fn query_block<T: Element>(
     lse: &mut [T::Acc],
     out: Target<'_, T>,
 ) {
-    let (zero, one) = (T::Acc::ZERO, T::Acc::ONE);
+    let one = T::Acc::ONE;
     let (width, rows) = (call.shape.width, lse.len());
     let row = padded(width);
     let mut rest = workspace;
@@ -104,9 +105,9 @@ fn query_block<T: Element>(
     let q = unsafe {
         call.blocks.pack_left(call.q.row(b, first, head), (rows, width), (q.as_mut_ptr(), row))
     };
-    sums[..rows * row].fill(zero);
+    fill_zeroes(&mut sums[..rows * row]);
     maxima.fill(T::Acc::NEG_INFINITY);
-    totals.fill(zero);
+    fill_zeroes(totals);
     let mut limits = BlockLimits::NOTHING;
     let [[start, _], [_, end]] = [first, first + rows - 1].map(|query| call.visible(b, query));
     for key in (start / KEYS * KEYS..end).step_by(KEYS) {
@@ -172,45 +173,57 @@ vectorized! {
         row: usize,
     ) {
         let (starts, ends) = visible;
-        for (i, &end) in ends.iter().enumerate() {
-            let scores = &mut tile[i * KEYS..i * KEYS + width];
-            let start = starts.get(i).copied().unwrap_or(0);
-            if end == start {
-                scores.fill(A::ZERO);
-                continue;
+        // Hidden scores are passed over in registers: stores of single elements would hold up the loads of vectors. Sums
+        // and maxima of several rows are on their way at a time.
+        for first in (0..ends.len()).step_by(GROUP) {
+            let rows = GROUP.min(ends.len() - first);
+            let mut seen = [[0_u32; 2]; GROUP];
+            for (r, seen) in seen[..rows].iter_mut().enumerate() {
+                let i = first + r;
+                let start = starts.get(i).copied().unwrap_or(0);
+                *seen = [start as u32, (ends[i] - start) as u32];
             }
-            scores[..start].fill(A::NEG_INFINITY);
-            scores[end..].fill(A::NEG_INFINITY);
-            let mut lanes = [A::NEG_INFINITY; PAD];
-            for chunk in scores.chunks_exact(PAD) {
-                for (lane, &x) in lanes.iter_mut().zip(chunk) {
-                    *lane = lane.max(x);
+            let tile = &mut tile[first * KEYS..];
+            let mut lanes = [[A::NEG_INFINITY; PAD]; GROUP];
+            for (r, lanes) in lanes[..rows].iter_mut().enumerate() {
+                for (c, chunk) in tile[r * KEYS..r * KEYS + width].chunks_exact(PAD).enumerate() {
+                    for (l, (lane, &x)) in lanes.iter_mut().zip(chunk).enumerate() {
+                        let visible = is_visible(c * PAD + l, seen[r]);
+                        *lane = lane.max(if visible { x } else { A::NEG_INFINITY });
+                    }
                 }
             }
-            let old = maxima[i];
-            let new = old.max(fold_lanes(lanes, |a, b| a.max(b)));
-            if new == A::NEG_INFINITY {
-                scores.fill(A::ZERO); // a bias of minus infinity hides every key so far
-                continue;
-            }
-            let mut lanes = [A::ZERO; PAD];
-            for chunk in scores.chunks_exact_mut(PAD) {
-                for (lane, x) in lanes.iter_mut().zip(chunk) {
-                    *x = (*x - new).exp_bounded();
-                    *lane += *x;
+            let mut largest = [A::NEG_INFINITY; GROUP];
+            for r in 0..rows {
+                largest[r] = maxima[first + r].max(fold_lanes(lanes[r], |a, b| a.max(b)));
+                if largest[r] == A::NEG_INFINITY {
+                    seen[r] = [0; 2]; // nothing, or a bias of minus infinity hides every key so far
                 }
             }
-            let sum = fold_lanes(lanes, |a, b| a + b);
-            // As a rule the maximum is found early; multiplying by e^0 = 1 would change nothing.
-            if new != old && totals[i] != A::ZERO {
-                let shrink = (old - new).exp_bounded();
-                totals[i] *= shrink;
-                for x in &mut sums[i * row..(i + 1) * row] {
-                    *x *= shrink;
+            let mut lanes = [[A::ZERO; PAD]; GROUP];
+            for (r, lanes) in lanes[..rows].iter_mut().enumerate() {
+                let (seen, largest) = (seen[r], largest[r]);
+                for (c, chunk) in tile[r * KEYS..r * KEYS + width].chunks_exact_mut(PAD).enumerate() {
+                    for (l, (lane, x)) in lanes.iter_mut().zip(chunk).enumerate() {
+                        let exponential = (*x - largest).exp_bounded();
+                        *x = if is_visible(c * PAD + l, seen) { exponential } else { A::ZERO };
+                        *lane += *x;
+                    }
                 }
             }
-            totals[i] += sum;
-            maxima[i] = new;
+            for r in 0..rows {
+                let (i, sum) = (first + r, fold_lanes(lanes[r], |a, b| a + b));
+                // As a rule the maximum is found early; multiplying by e^0 = 1 would change nothing.
+                if largest[r] != maxima[i] && totals[i] != A::ZERO {
+                    let shrink = (maxima[i] - largest[r]).exp_bounded();
+                    totals[i] *= shrink;
+                    for x in &mut sums[i * row..(i + 1) * row] {
+                        *x *= shrink;
+                    }
+                }
+                totals[i] += sum;
+                maxima[i] = largest[r];
+            }
         }
     }
 

@@ -267,20 +267,26 @@ vectorized! {
         out: &mut [T::Acc],
     ) {
         let ((a, a_row), (b, b_row)) = (a, b);
-        for (i, out) in out.iter_mut().enumerate() {
-            let (a, b) = (&a[i * a_row..][..width], &b[i * b_row..][..width]);
-            let (a, b) = (a.chunks_exact(PAD), b.chunks_exact(PAD));
-            let rest = a.remainder().iter().zip(b.remainder());
-            let mut lanes = [T::Acc::ZERO; PAD];
-            for (a, b) in a.zip(b) {
-                for ((lane, a), b) in lanes.iter_mut().zip(a).zip(b) {
+        // Sums of several rows are on their way at a time.
+        for (group, out) in out.chunks_mut(GROUP).enumerate() {
+            let mut sums = [[T::Acc::ZERO; PAD]; GROUP];
+            for (r, lanes) in sums[..out.len()].iter_mut().enumerate() {
+                let row = group * GROUP + r;
+                let (a, b) = (&a[row * a_row..][..width], &b[row * b_row..][..width]);
+                let (a, b) = (a.chunks_exact(PAD), b.chunks_exact(PAD));
+                let rest = a.remainder().iter().zip(b.remainder());
+                for (a, b) in a.zip(b) {
+                    for ((lane, a), b) in lanes.iter_mut().zip(a).zip(b) {
+                        *lane += a.acc() * b.acc();
+                    }
+                }
+                for (lane, (a, b)) in lanes.iter_mut().zip(rest) {
                     *lane += a.acc() * b.acc();
                 }
             }
-            for (lane, (a, b)) in lanes.iter_mut().zip(rest) {
-                *lane += a.acc() * b.acc();
+            for (out, lanes) in out.iter_mut().zip(sums) {
+                *out = fold_lanes(lanes, |a, b| a + b);
             }
-            *out = fold_lanes(lanes, |a, b| a + b);
         }
     }
 
@@ -326,6 +332,13 @@ impl BlockLimits {
     pub(super) fn any(&self, rows: usize) -> bool {
         (0..rows).any(|i| self.starts[i] < self.ends[i])
     }
+}
+
+/// Whether key number `key` of a block is among the `count` from `start` on: one comparison, so that loops over keys are
+/// vectorised.
+#[inline(always)]
+pub(super) fn is_visible(key: usize, [start, count]: [u32; 2]) -> bool {
+    (key as u32).wrapping_sub(start) < count
 }
 
 /// Calls `f(first row, rows, limit)` for runs of rows and the limit of the run's last. A run is all rows where their
