@@ -6,16 +6,16 @@
 use crate::Tensor;
 
 /// Enters the span of a kernel until the result is dropped. It states the dtype of the operands, floating-point
-/// operations of products (0 where memory decides), and bytes: of the tensors that are read, and of those that are
-/// written, each counted once; `more` bytes come to the latter.
+/// operations of products (0 where memory decides), and bytes: of the tensors that are read, of `perhaps` if there is one, and
+/// of those that are written, each counted once; `more` bytes come to the latter.
 macro_rules! kernel_span {
-    ($name:expr, $dtype:expr, $flops:expr, [$($read:expr),*] => [$($written:expr),*] $(, $more:expr)?) => {
+    ($name:expr, $dtype:expr, $flops:expr, [$($read:expr),* $(; $perhaps:expr)?] => [$($written:expr),*] $(, $more:expr)?) => {
         tracing::trace_span!(
             "kernel",
             name = $name,
             dtype = %$dtype,
             flops = $flops as u64,
-            read = 0_u64 $(+ $crate::kernel_span::bytes($read))*,
+            read = 0_u64 $(+ $crate::kernel_span::bytes($read))* $(+ $perhaps.map_or(0, $crate::kernel_span::bytes))?,
             written = 0_u64 $(+ $crate::kernel_span::bytes($written))* $(+ $more)?
         )
         .entered()

@@ -20,7 +20,7 @@ pub struct Layout {
     offset: usize,
 }
 
-/// Every view has its layout, so that steps of small models clone hundreds: `SmallVec::clone` takes elements one by one.
+/// Copies dims at once: `SmallVec::clone` takes them one by one, and a step of a small model clones hundreds of layouts.
 impl Clone for Layout {
     fn clone(&self) -> Self {
         let Layout { dims, strides, offset } = self;

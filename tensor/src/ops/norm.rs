@@ -20,7 +20,7 @@ use super::cast::cast;
 use super::rows::{CHEAP, for_rows2};
 use crate::core::tensor::{check_device, check_pair};
 use crate::cuda;
-use crate::kernel_span::{bytes, kernel_span};
+use crate::kernel_span::kernel_span;
 use crate::numeric::disjoint::Disjoint;
 use crate::numeric::prefetch::{self, LINE};
 use crate::numeric::simd::vectorized;
@@ -113,7 +113,7 @@ vectorized! {
         for (row, rstd) in rstd.iter_mut().enumerate() {
             let later = row * width + AHEAD;
             // Backward comes here once more, long after x was written.
-            for column in (0..width).step_by(LINE / size_of::<T>()) {
+            for column in (0..width.min(AHEAD)).step_by(LINE / size_of::<T>()) {
                 prefetch::to_l1(x.as_ptr().wrapping_add(later + column));
                 prefetch::to_write(y.as_ptr().wrapping_add(later + column));
             }
@@ -191,8 +191,8 @@ pub(super) fn backward<N: NormKind>(
         let mut dx = Tensor::empty(device, x.dtype(), x.dims())?;
         let partial = if want_weights { 2 * width } else { 0 };
         let mut partials = Tensor::empty(device, Acc::DTYPE, &[blocks, partial])?;
-        let also = before.as_ref().map_or(0, bytes);
-        let _span = kernel_span!(op, x.dtype(), 0, [&x, &dy, &weight, &rstd] => [&dx, &partials], also);
+        let also = before.as_ref();
+        let _span = kernel_span!(op, x.dtype(), 0, [&x, &dy, &weight, &rstd; also] => [&dx, &partials]);
         {
             let (x, dy) = (x.as_slice::<T>()?, dy.as_slice::<T>()?);
             let weight = weight.as_slice::<Acc>()?;

@@ -5,7 +5,7 @@
 //! - amax: y = max_i x_i. Gradient: dy where x = y; needs x and y. An empty maximum is an error; NaN wins.
 //! - log_sum_exp: y = m + ln sum_i e^(x_i - m), m = max_i x_i. Gradient: dy e^(x_i - y); needs x and y.
 //!
-//! Accumulates in `Element::Acc` within fixed blocks (32 lanes of 4096 row elements, or 256 elements of a column),
+//! Accumulates in `Element::Acc` within fixed blocks (32 lanes of 4096 row elements, or 128 elements of a column),
 //! then combines the blocks in f64 in order. The result does not depend on the number of threads.
 
 use super::rows::{CHEAP, around, for_rows};
@@ -25,6 +25,7 @@ pub enum KeepDims {
 
 const LANES: usize = 32;
 const ROW_BLOCK: usize = 4096;
+/// 768 rows, a batch of the character model, make an even number: each of two threads sums its own tokens.
 const COLUMN_BLOCK: usize = 128;
 
 /// A reduction: `step` adds an element to an accumulator, `join` combines two accumulators.

@@ -112,6 +112,13 @@ fn kernels_execute_the_instructions_of_vectors() {
             let (y, mean, rstd) = layer_norm(&x, &weight, None, 1e-5)?;
             Ok(Box::new(move || layer_norm_backward(&y, &x, &mean, &rstd, &weight, None).map(drop)))
         });
+        check(&format!("layer_norm {name} backward, added"), 90.0 + 45.0 * wide, &|rows| {
+            let (x, weight) =
+                (full(dtype, rows, 0.5)?, Tensor::full(device, dtype, &[WIDTH], 1.0)?);
+            let (y, mean, rstd) = layer_norm(&x, &weight, None, 1e-5)?;
+            let gradients = move || layer_norm_backward(&y, &x, &mean, &rstd, &weight, Some(&x));
+            Ok(Box::new(move || gradients().map(drop)))
+        });
         check(&format!("rms_norm {name}"), 20.0 + 20.0 * wide, &|rows| {
             let (x, weight) =
                 (full(dtype, rows, 0.5)?, Tensor::full(device, dtype, &[WIDTH], 1.0)?);

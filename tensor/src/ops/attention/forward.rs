@@ -173,8 +173,8 @@ vectorized! {
         row: usize,
     ) {
         let (starts, ends) = visible;
-        // Hidden scores are passed over in registers: stores of single elements would hold up the loads of vectors. Sums
-        // and maxima of several rows are on their way at a time.
+        // Hidden scores are passed over in registers: stores of single elements would hold up the loads of vectors. Their
+        // exponentials may be any number. Sums and maxima of several rows are on their way at a time.
         for first in (0..ends.len()).step_by(GROUP) {
             let rows = GROUP.min(ends.len() - first);
             let mut seen = [[0_u32; 2]; GROUP];

@@ -16,7 +16,7 @@ use crate::{Device, Element, RandomKey, Real, Result, Scalar, Tensor};
 pub(super) const QUERIES: usize = 64;
 pub(super) const KEYS: usize = 128;
 
-/// Rows that share a limit where a tile straddles the diagonal; divides [`PAD`].
+/// Rows that share a limit where a tile straddles the diagonal, and whose sums are on their way together; divides [`PAD`].
 pub(super) const GROUP: usize = 8;
 
 /// An operand (B, T, H, D) whose last dim is dense.
