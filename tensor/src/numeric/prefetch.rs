@@ -3,6 +3,9 @@
 /// Bytes of a cache line.
 pub(crate) const LINE: usize = 64;
 
+/// Elements from those that a loop over several streams uses to those that it fetches.
+pub(crate) const AHEAD: usize = 512;
+
 /// Fetches the line at an address to L1. Any address is allowed, and nothing but the caches changes.
 #[inline(always)]
 pub(crate) fn to_l1<T>(from: *const T) {

@@ -22,7 +22,7 @@ use crate::core::tensor::{check_device, check_pair};
 use crate::cuda;
 use crate::kernel_span::kernel_span;
 use crate::numeric::disjoint::Disjoint;
-use crate::numeric::prefetch::{self, LINE};
+use crate::numeric::prefetch::{self, AHEAD, LINE};
 use crate::numeric::simd::vectorized;
 use crate::{Element, Error, Real, Result, Scalar, Tensor, dispatch_float};
 
@@ -31,9 +31,6 @@ const LANES: usize = 64;
 
 /// Approximate elements normalised per nanosecond, to decide whether threads share a loop.
 const PER_NANOSECOND: usize = 4;
-
-/// Elements from a row to those that are fetched meanwhile.
-const AHEAD: usize = 512;
 
 /// Elements per forward task.
 const TASK: usize = 16 * 1024;
@@ -110,10 +107,11 @@ vectorized! {
     ) {
         let width = weight.len();
         let count = <T::Acc as Real>::from_f64(width.max(1) as f64);
+        // Backward comes here once more, long after x was written. The processor itself fetches wide rows ahead.
+        let fetched = if width <= AHEAD { width } else { 0 };
         for (row, rstd) in rstd.iter_mut().enumerate() {
             let later = row * width + AHEAD;
-            // Backward comes here once more, long after x was written.
-            for column in (0..width.min(AHEAD)).step_by(LINE / size_of::<T>()) {
+            for column in (0..fetched).step_by(LINE / size_of::<T>()) {
                 prefetch::to_l1(x.as_ptr().wrapping_add(later + column));
                 prefetch::to_write(y.as_ptr().wrapping_add(later + column));
             }

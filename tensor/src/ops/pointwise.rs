@@ -7,7 +7,7 @@ mod choice;
 
 pub use choice::{compare, where_cond};
 
-use super::rows::{CHEAP, for_elements, for_rows};
+use super::rows::{CHEAP, for_elements, for_rows, for_rows2};
 pub use super::table::Comparison;
 use super::table::unary::{GeluTanh, Softcap};
 use super::table::{Binary, BinaryRow, Saves, Unary, UnaryRow, with_binary, with_unary};
@@ -16,7 +16,6 @@ use crate::core::layout::broadcast_dims;
 use crate::core::tensor::check_pair;
 use crate::cuda;
 use crate::kernel_span::kernel_span;
-use crate::numeric::disjoint::Disjoint;
 use crate::numeric::simd::vectorized;
 use crate::{Element, Error, Real, Result, Scalar, Tensor, dispatch_float};
 use std::marker::PhantomData;
@@ -213,10 +212,8 @@ pub(crate) fn gelu_and_backward(dy: Tensor, x: &Tensor) -> Result<[Tensor; 2]> {
     let _span = kernel_span!("gelu_tanh", x.dtype(), 0, [&dx, &x] => [&value, &dx]);
     dispatch_float!("gelu_tanh", x.dtype(), T => {
         let source = x.as_slice::<T>()?;
-        let values = Disjoint::new(value.as_mut_slice::<T>()?);
-        for_rows(x.device(), (dx.as_mut_slice::<T>()?, 1), source.len(), |start, dx| {
-            // SAFETY: runs of rows do not overlap.
-            let value = unsafe { values.part(start, dx.len()) };
+        let results = ((value.as_mut_slice::<T>()?, 1), (dx.as_mut_slice::<T>()?, 1));
+        for_rows2(x.device(), results.0, results.1, source.len(), |start, value, dx| {
             value_and_gradient_chunk::<T, GeluTanh>(value, dx, &source[start..start + dx.len()]);
         });
     });

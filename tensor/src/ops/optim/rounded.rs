@@ -6,7 +6,7 @@
 use super::at_random::at_random;
 use super::round::{Stochastic, check_pair, round, to_nearest};
 use crate::numeric::disjoint::Disjoint;
-use crate::numeric::prefetch::{self, Stream};
+use crate::numeric::prefetch::{self, AHEAD, Stream};
 use crate::ops::optim::step::check_vectors;
 use crate::ops::random::for_stretches_of;
 use crate::{Element, Error, RandomKey, Result, ShardSpec, Tensor};
@@ -14,8 +14,6 @@ use std::ops::Range;
 
 /// Elements that are updated before any of them is rounded: a few groups of random numbers.
 const PIECE: usize = 256;
-/// Elements from those that are updated to those that are fetched.
-const AHEAD: usize = 512;
 
 /// Weights that an update rounds from those in the accumulator type.
 #[derive(Debug)]
