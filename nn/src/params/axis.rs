@@ -27,6 +27,7 @@ impl Axis {
 /// let batch = AxisSet::from([Axis::Context, Axis::Data]);
 /// assert!(batch.contains(Axis::Data) && !batch.contains(Axis::Tensor));
 /// assert_eq!(batch.with(Axis::Tensor).without(Axis::Data), AxisSet::from([Axis::Tensor, Axis::Context]));
+/// assert_eq!(batch.intersection(AxisSet::from([Axis::Data])), AxisSet::from([Axis::Data]));
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct AxisSet(u8);
@@ -54,6 +55,12 @@ impl AxisSet {
         AxisSet(self.0 & !(1 << axis as u8))
     }
 
+    /// The axes that are in both sets.
+    #[must_use]
+    pub fn intersection(self, other: AxisSet) -> AxisSet {
+        AxisSet(self.0 & other.0)
+    }
+
     /// The axes, in order.
     pub fn iter(self) -> impl Iterator<Item = Axis> {
         Axis::ALL.into_iter().filter(move |&axis| self.contains(axis))
@@ -62,6 +69,12 @@ impl AxisSet {
 
 impl<const N: usize> From<[Axis; N]> for AxisSet {
     fn from(axes: [Axis; N]) -> AxisSet {
+        axes.into_iter().collect()
+    }
+}
+
+impl FromIterator<Axis> for AxisSet {
+    fn from_iter<I: IntoIterator<Item = Axis>>(axes: I) -> AxisSet {
         axes.into_iter().fold(AxisSet::none(), AxisSet::with)
     }
 }

@@ -13,7 +13,7 @@ use crate::{
     AxisSet, BufferConfig, GradDType, Param, ParamOptions, ShardUnit, Sharding, Unused, WeightDecay,
 };
 
-/// Parameters with equal dtype, sharding and decay, in one weight and one gradient buffer. They share gradient reductions,
+/// Parameters with equal dtype, sharding, decay and options, in one weight and one gradient buffer. They share gradient reductions,
 /// norms and optimizer passes.
 ///
 /// Each buffer ends with padding where ranks share the elements, so that all have equal shards: one call reduces or
@@ -21,9 +21,9 @@ use crate::{
 pub struct ParamAndGradBucket {
     /// Whether weight decay applies.
     pub decay: WeightDecay,
-    /// The axes along which all ranks hold the same parameters.
+    /// The axes of [`BufferConfig::axes`] along which all ranks hold the same parameters.
     pub replicated: AxisSet,
-    /// The axes along which gradients are partial.
+    /// Those along which gradients are partial.
     pub grad_partial: AxisSet,
     /// The options of their updates.
     pub options: ParamOptions,
@@ -78,8 +78,8 @@ impl ParamAndGradBucket {
         }
         let mut group = ParamAndGradBucket {
             decay: first.decay(),
-            replicated: first.replicated(),
-            grad_partial: first.grad_partial(),
+            replicated: first.replicated().intersection(config.axes),
+            grad_partial: first.grad_partial().intersection(config.axes),
             options: *first.options(),
             shard_unit: shard_unit(first, config),
             params,

@@ -302,12 +302,12 @@ fn check_dtype(param: &Param, first: &Param) -> Result<()> {
 }
 
 /// The properties that all parameters of a group share.
-type Facts = (DType, WeightDecay, AxisSet, AxisSet, ParamOptions, ShardUnit);
+type Facts = (DType, WeightDecay, [AxisSet; 2], ParamOptions, ShardUnit);
 
 fn facts(param: &Param, config: &BufferConfig) -> Facts {
     let unit = shard_unit(param, config);
-    let dtype = param.leaf().dtype();
-    (dtype, param.decay(), param.replicated(), param.grad_partial(), *param.options(), unit)
+    let axes = [param.replicated(), param.grad_partial()].map(|set| set.intersection(config.axes));
+    (param.leaf().dtype(), param.decay(), axes, *param.options(), unit)
 }
 
 /// The rank that owns each whole parameter, by name. All parameters with equal properties are divided into `ranks`

@@ -2,8 +2,8 @@
 
 use ferrotron_autograd::Accum;
 use ferrotron_nn::{
-    AdafactorConfig, BufferConfig, Init, Optimizer, OptimizerConfig, Param, ParamAndGradBuffer,
-    Scope, Sharding, StepSize, WeightDecay,
+    AdafactorConfig, Axis, AxisSet, BufferConfig, Init, Optimizer, OptimizerConfig, Param,
+    ParamAndGradBuffer, Scope, Sharding, StepSize, WeightDecay,
 };
 use ferrotron_tensor::{DType, Device, Result, ShardSpec, Tensor};
 use std::collections::BTreeMap;
@@ -37,6 +37,12 @@ fn params() -> Result<Vec<Param>> {
 
 fn buffers(config: &BufferConfig) -> Result<ParamAndGradBuffer> {
     ParamAndGradBuffer::with_config(&params()?, config)
+}
+
+/// The names of the parameters of each bucket.
+fn names(buffers: &ParamAndGradBuffer) -> Vec<Vec<&str>> {
+    let groups = buffers.groups().iter();
+    groups.map(|group| group.params.iter().map(Param::name).collect()).collect()
 }
 
 /// Every sharding of 1 to 5 ranks, into elements and into parameters, and every size of buckets.
@@ -159,12 +165,38 @@ fn buckets_close_once_they_are_full() -> Result<()> {
         (usize::MAX, vec![vec!["b", "e"], vec!["a", "c", "d"]]),
     ] {
         let buffers = buffers(&BufferConfig { bucket_numel, ..BufferConfig::default() })?;
-        let found: Vec<Vec<&str>> = buffers
-            .groups()
-            .iter()
-            .map(|group| group.params.iter().map(Param::name).collect())
-            .collect();
-        assert_eq!(found, want, "buckets of {bucket_numel}");
+        assert_eq!(names(&buffers), want, "buckets of {bucket_numel}");
+    }
+    Ok(())
+}
+
+/// Along an axis with one rank, what is sharded and what is replicated is reduced alike.
+#[test]
+fn axes_with_several_ranks_divide_buckets() -> Result<()> {
+    let batch = AxisSet::from([Axis::Data, Axis::Context]);
+    for (axes, want) in [
+        (AxisSet::none(), vec![vec!["a", "b", "c"]]),
+        (batch, vec![vec!["a", "b", "c"]]),
+        (batch.with(Axis::Pipeline), vec![vec!["b", "c"], vec!["a"]]),
+        (batch.with(Axis::Tensor), vec![vec!["c"], vec!["a", "b"]]),
+        (Axis::ALL.into_iter().collect(), vec![vec!["c"], vec!["b"], vec!["a"]]),
+    ] {
+        let scope = Scope::new(&Device::cpu(1)?, DType::F64, 5);
+        let tied =
+            scope.clone().replicated_along(Axis::Pipeline).with_partial_gradients(Axis::Pipeline);
+        let sharded = scope.clone().sharded_along(Axis::Tensor);
+        let params = [("a", &tied), ("b", &scope), ("c", &sharded)]
+            .map(|(name, scope)| scope.param(name, &[2], Init::Ones, WeightDecay::On));
+        let config = BufferConfig { axes, ..BufferConfig::default() };
+        let buffers = ParamAndGradBuffer::with_config(&params, &config)?;
+        assert_eq!(names(&buffers), want, "{axes:?}");
+        for group in buffers.groups() {
+            for param in &group.params {
+                let of_param = [param.replicated(), param.grad_partial()];
+                let of_group = [group.replicated, group.grad_partial];
+                assert_eq!(of_param.map(|set| set.intersection(axes)), of_group);
+            }
+        }
     }
     Ok(())
 }

@@ -185,6 +185,11 @@ impl DataParallel {
         check_setup(params, mesh, config, checked)?;
         check_stages(params, mesh)?;
         let device = params[0].leaf().device().clone();
+        let has_several_ranks = |&axis: &Axis| match axis {
+            // Gradients are summed over both at once.
+            Axis::Context | Axis::Data => mesh.dp_cp().size() > 1,
+            Axis::Tensor | Axis::Pipeline => mesh.axis(axis).size() > 1,
+        };
         let layout = BufferConfig {
             bucket_numel: config.bucket_numel(&device),
             sharding: config.sharding,
@@ -193,6 +198,7 @@ impl DataParallel {
             gradients: config.gradients,
             unused: config.unused,
             ranks: mesh.world().size(),
+            axes: Axis::ALL.into_iter().filter(has_several_ranks).collect(),
         };
         let buffers = match is_cut {
             true => ParamAndGradBuffer::with_chunks(&chunks, &layout)?,

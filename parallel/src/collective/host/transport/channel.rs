@@ -130,8 +130,9 @@ impl SendChannel {
     pub async unsafe fn lend(&mut self, bytes: &[u8]) -> ChannelResult<()> {
         self.yields.one_more().await;
         match &mut self.kind {
-            SendChannelKind::Local(writer) => writer.send(bytes).await,
             // SAFETY: the caller promised what these ask for.
+            SendChannelKind::Local(writer) => unsafe { writer.lend(bytes).await },
+            // SAFETY: as above.
             SendChannelKind::Tcp(writer) => unsafe { writer.lend(bytes).await },
             // SAFETY: as above.
             SendChannelKind::Shared(writer) => unsafe { writer.lend(bytes).await },
@@ -144,7 +145,7 @@ impl SendChannel {
     /// Waits until no memory is lent any more.
     pub async fn wait_sends(&mut self) -> ChannelResult<()> {
         match &mut self.kind {
-            SendChannelKind::Local(_) => Ok(()),
+            SendChannelKind::Local(writer) => writer.wait_sends().await,
             SendChannelKind::Tcp(writer) => writer.wait_sends().await,
             SendChannelKind::Shared(writer) => writer.wait_sends().await,
         }
@@ -154,7 +155,7 @@ impl SendChannel {
     /// Takes back what is lent. The pipe can be used no more.
     pub fn cancel_sends(&mut self) {
         match &mut self.kind {
-            SendChannelKind::Local(_) => {}
+            SendChannelKind::Local(writer) => writer.cancel_sends(),
             SendChannelKind::Tcp(writer) => writer.cancel_sends(),
             SendChannelKind::Shared(writer) => writer.cancel_sends(),
         }

@@ -115,6 +115,8 @@ impl PeerChannels {
 
     /// Takes back what is lent, after a call that has failed.
     pub fn cancel_sends(&mut self) {
+        // A call that panicked may hold what others have lent, and they wait for it.
+        self.incoming.values_mut().for_each(RecvChannel::release);
         self.outgoing.values_mut().for_each(SendChannel::cancel_sends);
     }
 

@@ -202,8 +202,8 @@ async fn relay(stream: SimulatedStream, mut sent: LocalReader, mut received: Loc
     let outgoing = async {
         while let Some(bytes) = sent.next_piece().await {
             let framed = [&(bytes.len() as u32).to_le_bytes()[..], bytes].concat();
-            writer.write_all(&framed).await?;
             sent.release();
+            writer.write_all(&framed).await?;
         }
         io::Result::Ok(())
     };
