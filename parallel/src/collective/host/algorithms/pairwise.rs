@@ -134,12 +134,12 @@ pub async fn reduce_scatter_small(
     let sum = &mut bytemuck::cast_slice_mut(&mut words)[..own.len()];
     for (index, from) in links.others().into_iter().enumerate() {
         let from = links.from(from)?;
-        let addend = from.piece(own.len()).await?;
-        match index {
-            0 => sum.copy_from_slice(addend),
-            _ => (kernels.accumulate)(sum, addend),
+        if index == 0 {
+            from.recv(sum).await?;
+        } else {
+            (kernels.accumulate)(sum, from.piece(own.len()).await?);
+            from.release();
         }
-        from.release();
     }
     (kernels.accumulate)(&mut bytes[own], sum);
     Ok(())

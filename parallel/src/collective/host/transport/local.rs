@@ -2,6 +2,7 @@
 //!
 //! Large pieces are not copied into their slot: it holds their address, and the receiver reads them there.
 
+use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::thread::yield_now;
@@ -21,10 +22,7 @@ struct Slot {
 
 /// Bytes in the memory of the writer, which the [`Gate`] of the pipe lets its reader read.
 #[derive(Clone, Copy)]
-struct Lent {
-    address: *const u8,
-    len: usize,
-}
+struct Lent(NonNull<[u8]>);
 
 // SAFETY: an address may be known to any thread; `LocalReader::piece` alone reads there, and says why it may.
 unsafe impl Send for Lent {}
@@ -63,23 +61,22 @@ impl Gate {
 
 /// The end that is written.
 pub struct LocalWriter {
-    full: Sender<Slot>,
-    empty: Receiver<Slot>,
+    full: Sender<Box<Slot>>,
+    empty: Receiver<Box<Slot>>,
     gate: Arc<Gate>,
-    /// Slots that came back while this end waited for what it lent.
-    spare: Vec<Slot>,
+    /// Slots that there are.
     made: usize,
-    /// Pieces that lie in this side's memory and have not come back.
+    /// Those of pieces that lie in this side's memory.
     lent: usize,
-    current: Option<Slot>,
+    current: Option<Box<Slot>>,
 }
 
 /// The end that is read.
 pub struct LocalReader {
-    full: Receiver<Slot>,
-    empty: Sender<Slot>,
+    full: Receiver<Box<Slot>>,
+    empty: Sender<Box<Slot>>,
     gate: Arc<Gate>,
-    current: Option<Slot>,
+    current: Option<Box<Slot>>,
 }
 
 fn closed() -> Fault {
@@ -91,40 +88,30 @@ pub fn pipe() -> (LocalWriter, LocalReader) {
     let (full_in, full_out) = channel(SLOTS);
     let (empty_in, empty_out) = channel(SLOTS);
     let gate = Arc::new(Gate(AtomicU8::new(Gate::OPEN)));
-    (
-        LocalWriter {
-            full: full_in,
-            empty: empty_out,
-            gate: gate.clone(),
-            spare: Vec::new(),
-            made: 0,
-            lent: 0,
-            current: None,
-        },
-        LocalReader { full: full_out, empty: empty_in, gate, current: None },
-    )
+    let reader = LocalReader { full: full_out, empty: empty_in, gate: gate.clone(), current: None };
+    let (full, empty) = (full_in, empty_out);
+    (LocalWriter { full, empty, gate, made: 0, lent: 0, current: None }, reader)
 }
 
 impl LocalWriter {
     /// An empty slot.
-    async fn slot(&mut self) -> ChannelResult<Slot> {
-        if let Some(slot) = self.spare.pop() {
-            return Ok(slot);
-        }
+    async fn slot(&mut self) -> ChannelResult<Box<Slot>> {
         match self.empty.try_recv() {
             Ok(slot) => Ok(self.returned(slot)),
             Err(_) if self.made < SLOTS => {
                 self.made += 1;
-                Ok(Slot { buffer: PieceBuffer::new(), lent: None })
+                Ok(Box::new(Slot { buffer: PieceBuffer::new(), lent: None }))
             }
-            Err(_) => {
-                let slot = self.empty.recv().await.ok_or_else(closed)?;
-                Ok(self.returned(slot))
-            }
+            Err(_) => self.wait_for_slot().await,
         }
     }
 
-    fn returned(&mut self, mut slot: Slot) -> Slot {
+    async fn wait_for_slot(&mut self) -> ChannelResult<Box<Slot>> {
+        let slot = self.empty.recv().await.ok_or_else(closed)?;
+        Ok(self.returned(slot))
+    }
+
+    fn returned(&mut self, mut slot: Box<Slot>) -> Box<Slot> {
         self.lent -= usize::from(slot.lent.take().is_some());
         slot
     }
@@ -146,7 +133,7 @@ impl LocalWriter {
             return self.commit().map(drop);
         }
         let mut slot = self.slot().await?;
-        slot.lent = Some(Lent { address: bytes.as_ptr(), len: bytes.len() });
+        slot.lent = Some(Lent(NonNull::from_ref(bytes)));
         self.lent += 1;
         self.put(slot)
     }
@@ -157,7 +144,7 @@ impl LocalWriter {
         self.put(slot).map(|()| len)
     }
 
-    fn put(&mut self, slot: Slot) -> ChannelResult<()> {
+    fn put(&mut self, slot: Box<Slot>) -> ChannelResult<()> {
         // There are as many places as slots.
         self.full.try_send(slot).map_err(|_| closed())
     }
@@ -165,9 +152,8 @@ impl LocalWriter {
     /// Waits until nothing that was lent is still to be read.
     pub async fn wait_sends(&mut self) -> ChannelResult<()> {
         while self.lent > 0 {
-            let slot = self.empty.recv().await.ok_or_else(closed)?;
-            let slot = self.returned(slot);
-            self.spare.push(slot);
+            drop(self.wait_for_slot().await?);
+            self.made -= 1;
         }
         Ok(())
     }
@@ -189,7 +175,7 @@ impl Drop for LocalWriter {
 impl LocalReader {
     pub async fn piece(&mut self, len: usize) -> ChannelResult<&[u8]> {
         let slot = self.full.recv().await.ok_or_else(closed)?;
-        let here = slot.lent.map_or(slot.buffer.len, |lent| lent.len);
+        let here = slot.lent.map_or(slot.buffer.len, |lent| lent.0.len());
         if here != len {
             return Err(Fault::Protocol(format!(
                 "sent a piece of {here} bytes where {len} were due"
@@ -198,7 +184,7 @@ impl LocalReader {
         self.read(slot)
     }
 
-    fn read(&mut self, slot: Slot) -> ChannelResult<&[u8]> {
+    fn read(&mut self, slot: Box<Slot>) -> ChannelResult<&[u8]> {
         if slot.lent.is_some() && !self.gate.enter() {
             return Err(Fault::PeerGone("has given the call up".to_string()));
         }
@@ -208,7 +194,7 @@ impl LocalReader {
             // SAFETY: the writer promised that the bytes stay as they are until the slot has come back, or its
             // `cancel_sends` has returned, which it does not before `release` has left the gate. The result borrows this
             // reader, so it has ended then.
-            Some(lent) => Ok(unsafe { std::slice::from_raw_parts(lent.address, lent.len) }),
+            Some(lent) => Ok(unsafe { lent.0.as_ref() }),
         }
     }
 
