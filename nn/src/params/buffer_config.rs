@@ -1,6 +1,6 @@
 //! Layout of parameters in flat buffers: bucket size, sharding, and dtype of gradients.
 
-use crate::{AxisSet, OptimizerConfig};
+use crate::{Axis, AxisSet, OptimizerConfig};
 
 /// Configuration of the layout of parameters.
 ///
@@ -37,8 +37,8 @@ pub struct BufferConfig {
     /// All ranks that train the model, which update it together: with more than one,
     /// [`Optimizer::step`](crate::Optimizer::step) is refused.
     pub ranks: usize,
-    /// The axes along which there are several of these ranks. Along others, parameters that are replicated and those that
-    /// are sharded share buckets.
+    /// The axes along which there may be several of these ranks: all by default. Along others, parameters that are
+    /// replicated and those that are sharded share buckets.
     pub axes: AxisSet,
 }
 
@@ -53,7 +53,7 @@ impl Default for BufferConfig {
             gradients: GradDType::Accumulator,
             unused: Unused::Refuse,
             ranks: 1,
-            axes: AxisSet::none(),
+            axes: Axis::ALL.into_iter().collect(),
         }
     }
 }

@@ -13,8 +13,8 @@ use crate::{
     AxisSet, BufferConfig, GradDType, Param, ParamOptions, ShardUnit, Sharding, Unused, WeightDecay,
 };
 
-/// Parameters with equal dtype, sharding, decay and options, in one weight and one gradient buffer. They share gradient reductions,
-/// norms and optimizer passes.
+/// Parameters with equal dtype, decay and options, and equal sharding along [`BufferConfig::axes`], in one weight and one
+/// gradient buffer. They share gradient reductions, norms and optimizer passes.
 ///
 /// Each buffer ends with padding where ranks share the elements, so that all have equal shards: one call reduces or
 /// gathers it. Nobody updates the padding, and its contents are unspecified.

@@ -1,5 +1,5 @@
-//! The parameters of a model in flat buffers for the optimizer. Each group of parameters with equal sharding and decay
-//! has one weight and one gradient buffer.
+//! The parameters of a model in flat buffers for the optimizer. Each bucket has parameters of equal properties, in one
+//! weight and one gradient buffer.
 
 use ferrotron_autograd::{Leaf, missing_gradients};
 use ferrotron_tensor::{DType, Error, Result, Tensor};

@@ -239,7 +239,8 @@ impl Group {
         Ok(collective.start(call, memory).map(output))
     }
 
-    /// Sends `tensor` to rank `to`, which calls [`Group::recv`].
+    /// Sends `tensor` to rank `to`, which calls [`Group::recv`]. The call may last until it is received: two ranks that send to
+    /// each other call [`Group::send_recv`].
     #[track_caller]
     pub fn send(&self, tensor: Tensor, to: usize) -> Result<Work<()>> {
         let collective = self.peers("send")?;

@@ -20,7 +20,7 @@ struct StageNames {
 }
 
 /// Errors, on all ranks along the pipeline, if stages share a parameter that is not declared tied, or that others than
-/// the first and the last stage hold, or if they have random layers on one path, and if options were given by a pattern
+/// the first and the last stage hold, or hold in another order, or if they have random layers on one path, and if options were given by a pattern
 /// that matches no parameter of any stage. Does nothing for several stages on a fake device.
 pub(super) fn check_stages(params: &[Param], mesh: &Mesh) -> Result<()> {
     let stages = mesh.axis(Axis::Pipeline);
@@ -43,7 +43,7 @@ pub(super) fn check_stages(params: &[Param], mesh: &Mesh) -> Result<()> {
     };
     let all = gather_distinct(stages, &[own])?;
     let all: Vec<&StageNames> = by_rank(&all).into_iter().map(|(_, names)| names).collect();
-    let shared = shared_parameter(&all).or_else(|| shared_site(&all));
+    let shared = shared_parameter(&all).or_else(|| tied_order(&all)).or_else(|| shared_site(&all));
     let checked = match shared {
         Some(message) => Err(Error::config("data_parallel", message)),
         None => {
@@ -77,6 +77,22 @@ fn shared_parameter(all: &[&StageNames]) -> Option<String> {
         }
     }
     None
+}
+
+/// The first two tied parameters that the ends of the pipeline meet in different orders.
+fn tied_order(all: &[&StageNames]) -> Option<String> {
+    let last = all.len() - 1;
+    let tied = |stage: usize, other: usize| {
+        let is_tied = move |(name, tied): &&(String, bool)| {
+            *tied && all[other].params.iter().any(|(held, _)| held == name)
+        };
+        all[stage].params.iter().filter(is_tied).map(|(name, _)| name)
+    };
+    let (one, other) = tied(0, last).zip(tied(last, 0)).find(|(one, other)| one != other)?;
+    Some(format!(
+        "pipeline stage 0 meets the tied parameter '{one}' where stage {last} meets '{other}', and their gradients are summed \
+         in that order: visit tied parameters in one order on both"
+    ))
 }
 
 /// The first path by which layers of two stages draw.

@@ -4,6 +4,7 @@
 extern crate ferrotron_nn as ferrotron;
 
 mod asynchronous;
+mod buckets;
 mod cases;
 mod executor;
 mod faults;

@@ -210,7 +210,8 @@ impl RecvChannel {
         Ok(())
     }
 
-    /// The next piece, which must have `len` bytes. Read it, then [`RecvChannel::release`].
+    /// The next piece, which must have `len` bytes. Read it, then [`RecvChannel::release`], before anything else is awaited:
+    /// its writer may wait for that.
     pub async fn piece(&mut self, len: usize) -> ChannelResult<&[u8]> {
         self.recv_header().await?;
         self.yields.one_more().await;

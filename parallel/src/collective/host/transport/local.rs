@@ -24,7 +24,7 @@ struct Slot {
 #[derive(Clone, Copy)]
 struct Lent(NonNull<[u8]>);
 
-// SAFETY: an address may be known to any thread; `LocalReader::piece` alone reads there, and says why it may.
+// SAFETY: an address may be known to any thread; `LocalReader::read` alone reads there, and says why it may.
 unsafe impl Send for Lent {}
 // SAFETY: as above.
 unsafe impl Sync for Lent {}
@@ -64,6 +64,8 @@ pub struct LocalWriter {
     full: Sender<Box<Slot>>,
     empty: Receiver<Box<Slot>>,
     gate: Arc<Gate>,
+    /// Slots that came back while this end waited for what it lent.
+    spare: Vec<Slot>,
     /// Slots that there are.
     made: usize,
     /// Those of pieces that lie in this side's memory.
@@ -90,12 +92,16 @@ pub fn pipe() -> (LocalWriter, LocalReader) {
     let gate = Arc::new(Gate(AtomicU8::new(Gate::OPEN)));
     let reader = LocalReader { full: full_out, empty: empty_in, gate: gate.clone(), current: None };
     let (full, empty) = (full_in, empty_out);
-    (LocalWriter { full, empty, gate, made: 0, lent: 0, current: None }, reader)
+    let spare = Vec::new();
+    (LocalWriter { full, empty, gate, spare, made: 0, lent: 0, current: None }, reader)
 }
 
 impl LocalWriter {
     /// An empty slot.
     async fn slot(&mut self) -> ChannelResult<Box<Slot>> {
+        if let Some(slot) = self.spare.pop() {
+            return Ok(Box::new(slot));
+        }
         match self.empty.try_recv() {
             Ok(slot) => Ok(self.returned(slot)),
             Err(_) if self.made < SLOTS => {
@@ -152,13 +158,14 @@ impl LocalWriter {
     /// Waits until nothing that was lent is still to be read.
     pub async fn wait_sends(&mut self) -> ChannelResult<()> {
         while self.lent > 0 {
-            drop(self.wait_for_slot().await?);
-            self.made -= 1;
+            let slot = self.wait_for_slot().await?;
+            self.spare.push(*slot);
         }
         Ok(())
     }
 
-    /// Forbids to read what was lent, and waits for a reader that is at it. It must not be this thread.
+    /// Forbids to read what was lent, and waits for a reader that is at it. That ends: a reader holds no piece across an
+    /// `await`, be it on this thread or on another.
     pub fn cancel_sends(&mut self) {
         self.gate.close();
     }
@@ -188,6 +195,7 @@ impl LocalReader {
         if slot.lent.is_some() && !self.gate.enter() {
             return Err(Fault::PeerGone("has given the call up".to_string()));
         }
+        debug_assert!(self.current.is_none(), "the piece before was not released");
         let slot = self.current.insert(slot);
         match slot.lent {
             None => Ok(slot.buffer.bytes()),

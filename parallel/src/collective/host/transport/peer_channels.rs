@@ -115,9 +115,13 @@ impl PeerChannels {
 
     /// Takes back what is lent, after a call that has failed.
     pub fn cancel_sends(&mut self) {
-        // A call that panicked may hold what others have lent, and they wait for it.
-        self.incoming.values_mut().for_each(RecvChannel::release);
+        self.release();
         self.outgoing.values_mut().for_each(SendChannel::cancel_sends);
+    }
+
+    /// Gives back what others have lent, and wait for: a call that panicked may hold it.
+    fn release(&mut self) {
+        self.incoming.values_mut().for_each(RecvChannel::release);
     }
 
     /// Tells `to` what this rank calls, and expects the same of `from`. No data of theirs is read before their header
@@ -174,6 +178,7 @@ impl PeerChannels {
 
 impl Drop for PeerChannels {
     fn drop(&mut self) {
+        self.release();
         self.connect.close(self.group, self.world_rank);
     }
 }
