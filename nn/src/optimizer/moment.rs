@@ -9,7 +9,7 @@ use crate::AxisSet;
 pub(super) struct ParamShard {
     pub param: String,
     pub place: ShardSpec,
-    /// The axes, of those with several ranks, along which all ranks hold the same values.
+    /// The axes, of those that divide buckets, along which all ranks hold the same values.
     pub replicated: AxisSet,
 }
 

@@ -37,7 +37,7 @@ pub struct BufferConfig {
     /// All ranks that train the model, which update it together: with more than one,
     /// [`Optimizer::step`](crate::Optimizer::step) is refused.
     pub ranks: usize,
-    /// The axes along which there may be several of these ranks: all by default. Along others, parameters that are
+    /// The axes that divide buckets: all by default. Along others, which must have one rank, parameters that are
     /// replicated and those that are sharded share buckets.
     pub axes: AxisSet,
 }

@@ -185,20 +185,26 @@ impl DataParallel {
         check_setup(params, mesh, config, checked)?;
         check_stages(params, mesh)?;
         let device = params[0].leaf().device().clone();
-        let has_several_ranks = |&axis: &Axis| match axis {
+        let bucket_numel = config.bucket_numel(&device);
+        let trained = params.iter().filter(|param| param.is_trainable());
+        let numel: usize = trained.map(|param| param.leaf().numel()).sum();
+        // What fits into one bucket is not cut into several because of an axis with one rank.
+        let is_one_bucket = is_only_stage && numel <= bucket_numel;
+        let divides = |&axis: &Axis| match axis {
+            _ if !is_one_bucket => true,
             // Gradients are summed over both at once.
             Axis::Context | Axis::Data => mesh.dp_cp().size() > 1,
             Axis::Tensor | Axis::Pipeline => mesh.axis(axis).size() > 1,
         };
         let layout = BufferConfig {
-            bucket_numel: config.bucket_numel(&device),
+            bucket_numel,
             sharding: config.sharding,
             optimizer: config.optimizer,
             shard: (mesh.dp_cp().rank(), mesh.dp_cp().size()),
             gradients: config.gradients,
             unused: config.unused,
             ranks: mesh.world().size(),
-            axes: Axis::ALL.into_iter().filter(has_several_ranks).collect(),
+            axes: Axis::ALL.into_iter().filter(divides).collect(),
         };
         let buffers = match is_cut {
             true => ParamAndGradBuffer::with_chunks(&chunks, &layout)?,

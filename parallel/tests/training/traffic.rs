@@ -172,8 +172,8 @@ fn tied_weights_are_counted() {
                 let plan = Plan { shape, data: 2, microbatches, config, ..Plan::default() };
                 bytes.push(counted(&plan));
             }
-            // The pipeline has one stage, so that it goes where it would go without one.
-            assert_eq!(bytes[0], bytes[1]);
+            // On a line of its own it is gathered once a step.
+            assert!(bucket_numel != Some(1) || bytes[0] > bytes[1], "{bytes:?}");
         }
     }
     for (stages, sharding) in [(2, Sharding::None), (3, Sharding::Optimizer)] {
