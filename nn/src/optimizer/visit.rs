@@ -17,8 +17,9 @@ impl Optimizer {
         self.visit_where(|_, _| true, f)
     }
 
-    /// Like [`Optimizer::visit`], restricted to entries whose replicated axes, of [`BufferConfig::axes`](crate::BufferConfig::axes), and shard satisfy the filter. For Adafactor's
-    /// reductions over a sharded dim, these include the axis along which it is sharded.
+    /// Like [`Optimizer::visit`], restricted to entries whose replicated axes, of
+    /// [`BufferConfig::axes`](crate::BufferConfig::axes), and shard satisfy the filter. For Adafactor's reductions over a
+    /// sharded dim, these include the axis along which it is sharded.
     pub fn visit_where(
         &self,
         mut is_wanted: impl FnMut(AxisSet, &ShardSpec) -> bool,
