@@ -23,7 +23,7 @@ pub struct ParamAndGradBucket {
     pub decay: WeightDecay,
     /// The axes of [`BufferConfig::axes`] along which all ranks hold the same parameters.
     pub replicated: AxisSet,
-    /// Those along which gradients are partial.
+    /// The axes of [`BufferConfig::axes`] along which gradients are partial.
     pub grad_partial: AxisSet,
     /// The options of their updates.
     pub options: ParamOptions,

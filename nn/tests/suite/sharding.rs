@@ -170,7 +170,7 @@ fn buckets_close_once_they_are_full() -> Result<()> {
     Ok(())
 }
 
-/// Along an axis with one rank, what is sharded and what is replicated is reduced alike.
+/// Sharded and replicated parameters share buckets along axes that are not listed.
 #[test]
 fn axes_with_several_ranks_divide_buckets() -> Result<()> {
     let batch = AxisSet::from([Axis::Data, Axis::Context]);

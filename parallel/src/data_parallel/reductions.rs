@@ -164,9 +164,10 @@ impl ReductionState {
     pub fn begin_step(&self, microbatches: usize) {
         *lock(&self.turn) = 0;
         // Sums of a step that was left early still need their buffers. Their errors are those of the world's next call.
-        let left: Vec<Work<()>> =
-            self.reductions.iter().filter_map(|reducing| lock(reducing).work.take()).collect();
-        left.into_iter().for_each(|work| drop(work.wait()));
+        for reducing in &self.reductions {
+            let left = lock(reducing).work.take();
+            drop(left.map(Work::wait));
+        }
         self.buffers.zero_gradients();
         if self.frees_gradients {
             // An error, of sums that did not come, is that of the next use of the buffer too.

@@ -20,8 +20,8 @@ struct StageNames {
 }
 
 /// Errors, on all ranks along the pipeline, if stages share a parameter that is not declared tied, or that others than
-/// the first and the last stage hold, or hold in another order, or if they have random layers on one path, and if options were given by a pattern
-/// that matches no parameter of any stage. Does nothing for several stages on a fake device.
+/// the first and the last stage hold, or hold in another order, or if they have random layers on one path, and if options
+/// were given by a pattern that matches no parameter of any stage. Does nothing for several stages on a fake device.
 pub(super) fn check_stages(params: &[Param], mesh: &Mesh) -> Result<()> {
     let stages = mesh.axis(Axis::Pipeline);
     if stages.size() == 1 {

@@ -37,7 +37,7 @@ fn on_ranks<T: Send>(
     })
 }
 
-/// Where an axis has one rank, what is sharded along it is reduced together with what is not. Ranks along the context and
+/// Sharded parameters are reduced together with replicated ones along an axis with one rank. Ranks along the context and
 /// the data axis sum gradients at once, so that both count if one has several.
 #[test]
 fn axes_with_several_ranks_divide_buckets() -> Result<()> {

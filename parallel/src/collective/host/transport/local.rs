@@ -66,9 +66,9 @@ pub struct LocalWriter {
     gate: Arc<Gate>,
     /// Slots that came back while this end waited for what it lent.
     spare: Vec<Slot>,
-    /// Slots that there are.
+    /// Number of all slots.
     made: usize,
-    /// Those of pieces that lie in this side's memory.
+    /// Number of slots of pieces that lie in this side's memory.
     lent: usize,
     current: Option<Box<Slot>>,
 }
