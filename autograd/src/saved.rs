@@ -10,6 +10,7 @@ use std::sync::Arc;
 use crate::Leaf;
 use crate::engine::recording::{Recording, current};
 use crate::saved::slot::{SavedKind, SavedSlot};
+use crate::spec::cast;
 
 /// An operand or a result, saved for backward.
 ///
@@ -92,7 +93,7 @@ impl Saved {
             SavedSource::Tensor(kept) => kept.value(),
             SavedSource::Recompute(Recipe::Whole(compute)) => compute(),
             SavedSource::Recompute(Recipe::From(part, whole)) => whole(&part.value()?),
-            SavedSource::Leaf(leaf, _, dtype) => leaf.value()?.cast(*dtype),
+            SavedSource::Leaf(leaf, _, dtype) => cast(leaf.value()?, *dtype),
         }
     }
 

@@ -8,7 +8,7 @@ use crate::engine::anomaly::check_forward;
 use crate::engine::node::{Edge, Named, Node, Source};
 use crate::engine::recording::{Recording, current};
 use crate::saved::Recipe;
-use crate::spec::TensorSpec;
+use crate::spec::{TensorSpec, cast};
 use crate::{Backward, InputGrads, Leaf, Saved};
 
 /// A tensor and, if a gradient is needed, the node that produced it.
@@ -173,9 +173,11 @@ impl Var {
         value: Tensor,
         make: impl FnOnce() -> B,
     ) -> Result<Var> {
-        Ok(Self::record_many(inputs, vec![value], make)?
-            .pop()
-            .expect("one value makes one variable"))
+        let edges = inputs.iter().map(|input| input.edge()).collect();
+        Ok(match node(edges, std::slice::from_ref(&value), make)? {
+            Some(node) => Var::with_source(value, Source::Node(node, 0)),
+            None => Var::constant(value),
+        })
     }
 
     /// Like [`Var::record`], for an operation with several results.
@@ -194,25 +196,9 @@ impl Var {
         values: Vec<Tensor>,
         make: impl FnOnce() -> B,
     ) -> Result<Vec<Var>> {
-        let wanted = current(|recording| match recording {
-            Recording::On | Recording::Hooked(_) => {
-                Ok(edges.iter().any(|(source, _)| source.is_some()))
-            }
-            Recording::Off => Ok(false),
-            Recording::Region(log) => {
-                edges.iter().try_for_each(|(source, _)| log_source(source.as_ref(), log))?;
-                Ok(false)
-            }
-        })?;
-        if !wanted {
+        let Some(node) = node(edges, &values, make)? else {
             return Ok(values.into_iter().map(Var::constant).collect());
-        }
-        let node = Arc::new(Node::new(
-            edges,
-            values.iter().map(TensorSpec::from_tensor).collect(),
-            Box::new(make()),
-        ));
-        check_forward(&node, &values)?;
+        };
         let with_node = |(i, value)| Var::with_source(value, Source::Node(node.clone(), i));
         Ok(values.into_iter().enumerate().map(with_node).collect())
     }
@@ -252,6 +238,31 @@ impl Var {
         let source = self.source.clone().filter(Source::is_trainable);
         (source, TensorSpec::from_tensor(&self.value))
     }
+}
+
+/// The node of an operation with these results, if an input needs a gradient and this thread records.
+fn node<B: Backward>(
+    edges: Vec<Edge>,
+    values: &[Tensor],
+    make: impl FnOnce() -> B,
+) -> Result<Option<Arc<Node>>> {
+    let wanted = current(|recording| match recording {
+        Recording::On | Recording::Hooked(_) => {
+            Ok(edges.iter().any(|(source, _)| source.is_some()))
+        }
+        Recording::Off => Ok(false),
+        Recording::Region(log) => {
+            edges.iter().try_for_each(|(source, _)| log_source(source.as_ref(), log))?;
+            Ok(false)
+        }
+    })?;
+    if !wanted {
+        return Ok(None);
+    }
+    let outputs = values.iter().map(TensorSpec::from_tensor).collect();
+    let node = Arc::new(Node::new(edges, outputs, Box::new(make())));
+    check_forward(&node, values)?;
+    Ok(Some(node))
 }
 
 fn log_source(source: Option<&Source>, log: &mut Vec<Leaf>) -> Result<()> {
@@ -320,6 +331,6 @@ impl Leaf {
     /// # Ok::<(), ferrotron_tensor::Error>(())
     /// ```
     pub fn var_as(&self, dtype: DType) -> Result<Var> {
-        Ok(Var::with_source(self.value()?.cast(dtype)?, Source::Leaf(self.clone())))
+        Ok(Var::with_source(cast(self.value()?, dtype)?, Source::Leaf(self.clone())))
     }
 }

@@ -2,7 +2,6 @@
 //! gives the gradients of the operands to [`InputGrads`].
 
 use ferrotron_tensor::ops::pointwise::{add_assign, into_unique};
-use ferrotron_tensor::ops::reduce::sum_to_size;
 use ferrotron_tensor::{Error, Result, Tensor};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -200,8 +199,7 @@ impl InputGrads<'_> {
     /// the gradient is not needed.
     pub fn accumulate(&mut self, i: usize, gradient: Tensor) -> Result<()> {
         let Some((Some(source), spec)) = self.node.inputs.get(i) else { return Ok(()) };
-        let summed = sum_to_size(&gradient, &spec.dims)?;
-        drop(gradient); // often the same tensor, which then has one holder
+        let summed = spec.sum(gradient)?;
         match source {
             Source::Leaf(leaf) => leaf.accumulate(summed),
             Source::Node(node, output) => {

@@ -1,5 +1,7 @@
 //! Fills and copies of whole tensors, on either device and in either kind of memory.
 
+use std::borrow::Cow;
+
 use crate::cuda;
 use crate::kernel_span::kernel_span;
 use crate::ops::rows::{CHEAP, for_elements, for_rows};
@@ -51,13 +53,18 @@ impl Tensor {
 
     /// The same elements, dense in row-major order: this tensor if it is contiguous, else a copy.
     pub fn contiguous(&self) -> Result<Tensor> {
+        self.to_contiguous().map(Cow::into_owned)
+    }
+
+    /// [`Tensor::contiguous`] for a kernel, which need not hold the tensor itself.
+    pub(crate) fn to_contiguous(&self) -> Result<Cow<'_, Tensor>> {
         if self.is_contiguous() {
-            return Ok(self.clone());
+            return Ok(Cow::Borrowed(self));
         }
         let mut out = Self::empty(self.device(), self.dtype(), self.dims())?;
         if self.device().gpu().is_some() {
             cuda::copy::copy(self, &mut out)?;
-            return Ok(out);
+            return Ok(Cow::Owned(out));
         }
         let _span = kernel_span!("copy", self.dtype(), 0, [self] => [&out]);
         dispatch_any!(self.dtype(), T => {
@@ -77,7 +84,7 @@ impl Tensor {
                 }
             });
         });
-        Ok(out)
+        Ok(Cow::Owned(out))
     }
 
     /// A contiguous copy in a buffer of its own.
@@ -113,7 +120,7 @@ impl Tensor {
         if self.device().gpu().is_some() {
             return cuda::copy::copy(source, self);
         }
-        let source = source.contiguous()?;
+        let source = source.to_contiguous()?;
         let device = self.device().clone();
         dispatch_any!(self.dtype(), T => {
             let source = source.as_slice::<T>()?;

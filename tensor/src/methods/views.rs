@@ -19,7 +19,7 @@ macro_rules! view_methods {
                 let resolve =
                     |dim| $crate::methods::dims::resolve_dim("transpose", self.dims(), dim);
                 let (a, b) = (resolve(a)?, resolve(b)?);
-                let mut order: Vec<usize> = (0..self.dims().len()).collect();
+                let mut order: $crate::Dims = (0..self.dims().len()).collect();
                 order.swap(a, b);
                 self.permute(&order)
             }

@@ -6,6 +6,7 @@
 //! Gradient, float to float: dx = dy cast back; needs only the dtype.
 
 use half::{bf16, f16};
+use std::borrow::Cow;
 
 use super::rows::{CHEAP, for_rows};
 use crate::cuda;
@@ -75,14 +76,19 @@ vectorized! {
 /// # Ok::<(), ferrotron_tensor::Error>(())
 /// ```
 pub fn cast(x: &Tensor, dtype: DType) -> Result<Tensor> {
+    to_dtype(x, dtype).map(Cow::into_owned)
+}
+
+/// [`cast`] for a kernel, which need not hold the tensor itself.
+pub(crate) fn to_dtype(x: &Tensor, dtype: DType) -> Result<Cow<'_, Tensor>> {
     if x.dtype() == dtype {
-        return Ok(x.clone());
+        return Ok(Cow::Borrowed(x));
     }
-    let x = x.contiguous()?;
+    let x = x.to_contiguous()?;
     let mut y = Tensor::empty(x.device(), dtype, x.dims())?;
     if x.device().gpu().is_some() {
         cuda::cast::cast(&x, &mut y)?;
-        return Ok(y);
+        return Ok(Cow::Owned(y));
     }
     let _span = kernel_span!("cast", x.dtype(), 0, [&x] => [&y]);
     let work = x.numel() / CHEAP;
@@ -92,7 +98,7 @@ pub fn cast(x: &Tensor, dtype: DType) -> Result<Tensor> {
             cast_slice::<From, To>(&source[first..first + y.len()], y);
         });
     }));
-    Ok(y)
+    Ok(Cow::Owned(y))
 }
 
 #[cfg(test)]

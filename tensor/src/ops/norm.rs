@@ -16,7 +16,7 @@ pub(crate) mod kind;
 use checks::{check_parameter, check_weight};
 pub(crate) use kind::{GradSelection, Gradients, NormKind};
 
-use super::cast::cast;
+use super::cast::to_dtype;
 use super::rows::{CHEAP, for_rows2};
 use crate::core::tensor::{check_device, check_pair};
 use crate::cuda;
@@ -57,17 +57,18 @@ pub(super) fn forward<N: NormKind>(
     }
     let device = x.device();
     let rows: usize = outer.iter().product();
-    let (x, weight) = (x.contiguous()?, weight.contiguous()?);
-    let bias = bias.map(Tensor::contiguous).transpose()?;
+    let (x, weight) = (x.to_contiguous()?, weight.to_contiguous()?);
+    let bias = bias.map(Tensor::to_contiguous).transpose()?;
+    let bias = bias.as_deref();
     if device.gpu().is_some() {
-        return cuda::norm::forward::<N>(&x, &weight, bias.as_ref(), eps);
+        return cuda::norm::forward::<N>(&x, &weight, bias, eps);
     }
     let mut y = Tensor::empty(device, x.dtype(), x.dims())?;
     dispatch_float!(N::OP, x.dtype(), T => {
         type Acc = <T as Element>::Acc;
         let acc = Acc::DTYPE;
-        let weight = cast(&weight, acc)?;
-        let bias = bias.map(|bias| cast(&bias, acc)).transpose()?;
+        let weight = to_dtype(&weight, acc)?;
+        let bias = bias.map(|bias| to_dtype(bias, acc)).transpose()?;
         let mean_dims = if N::CENTRED { outer } else { &[0] };
         let mut mean = Tensor::empty(device, acc, mean_dims)?;
         let mut rstd = Tensor::empty(device, acc, outer)?;
@@ -173,15 +174,15 @@ pub(super) fn backward<N: NormKind>(
                 ));
             }
         }
-        let (x, dy) = (x.contiguous()?, dy.contiguous()?);
-        let (weight, rstd) = (weight.contiguous()?, rstd.contiguous()?);
-        let mean = mean.map(Tensor::contiguous).transpose()?;
-        let before = before.map(Tensor::contiguous).transpose()?;
+        let (x, dy) = (x.to_contiguous()?, dy.to_contiguous()?);
+        let (weight, rstd) = (weight.to_contiguous()?, rstd.to_contiguous()?);
+        let mean = mean.map(Tensor::to_contiguous).transpose()?;
+        let before = before.map(Tensor::to_contiguous).transpose()?;
+        let (mean, before) = (mean.as_deref(), before.as_deref());
         if device.gpu().is_some() {
-            let (statistics, before) = ((mean.as_ref(), &rstd), before.as_ref());
-            return cuda::norm::backward::<N>(&dy, &x, statistics, &weight, before, wanted);
+            return cuda::norm::backward::<N>(&dy, &x, (mean, &rstd), &weight, before, wanted);
         }
-        let weight = cast(&weight, Acc::DTYPE)?;
+        let weight = to_dtype(&weight, Acc::DTYPE)?;
         let want_weights = wanted != GradSelection::Input;
         // At most 128 blocks, so partial sums stay small relative to the input.
         let block = rows.div_ceil(128).max(32);
@@ -189,14 +190,13 @@ pub(super) fn backward<N: NormKind>(
         let mut dx = Tensor::empty(device, x.dtype(), x.dims())?;
         let partial = if want_weights { 2 * width } else { 0 };
         let mut partials = Tensor::empty(device, Acc::DTYPE, &[blocks, partial])?;
-        let also = before.as_ref();
-        let _span = kernel_span!(op, x.dtype(), 0, [&x, &dy, &weight, &rstd; also] => [&dx, &partials]);
+        let _span = kernel_span!(op, x.dtype(), 0, [&x, &dy, &weight, &rstd; before] => [&dx, &partials]);
         {
             let (x, dy) = (x.as_slice::<T>()?, dy.as_slice::<T>()?);
             let weight = weight.as_slice::<Acc>()?;
             let rstd = rstd.as_slice::<Acc>()?;
-            let mean = mean.as_ref().map_or(Ok(&[][..]), |mean| mean.as_slice::<Acc>())?;
-            let before = before.as_ref().map(|before| before.as_slice::<T>()).transpose()?;
+            let mean = mean.map_or(Ok(&[][..]), |mean| mean.as_slice::<Acc>())?;
+            let before = before.map(|before| before.as_slice::<T>()).transpose()?;
             let dx = Disjoint::new(dx.as_mut_slice::<T>()?);
             let partials = Disjoint::new(partials.as_mut_slice::<Acc>()?);
             device.for_each(blocks, x.len() / PER_NANOSECOND, &|task| {

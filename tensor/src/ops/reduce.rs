@@ -8,11 +8,13 @@
 //! Accumulates in `Element::Acc` within fixed blocks (32 lanes of 4096 row elements, or 128 elements of a column),
 //! then combines the blocks in f64 in order. The result does not depend on the number of threads.
 
+use super::cast::cast;
 use super::rows::{CHEAP, around, for_rows};
 use crate::cuda::reduce::Operand;
 use crate::kernel_span::kernel_span;
 use crate::numeric::simd::vectorized;
 use crate::{DType, Dims, Element, Error, Real, Result, Scalar, Tensor, dispatch_float};
+use smallvec::SmallVec;
 
 /// Whether a reduced dim is kept with size 1 or dropped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -119,6 +121,22 @@ vectorized! {
             }
         }
     }
+
+    /// Joins the values of blocks, rows of `width`, for the columns from `column` on: in f64, in order. Divides them by `n`.
+    fn join_columns<F: Fold, T: Element>(values: &[T::Acc], width: usize, column: usize, n: T::Acc, out: &mut [T]) {
+        for (i, out) in out.chunks_mut(LANES).enumerate() {
+            let columns = column + i * LANES..column + i * LANES + out.len();
+            let mut lanes = [F::START; LANES];
+            for row in values.chunks_exact(width) {
+                for (lane, x) in lanes.iter_mut().zip(&row[columns.clone()]) {
+                    *lane = F::join(*lane, x.f64());
+                }
+            }
+            for (y, lane) in out.iter_mut().zip(lanes) {
+                *y = T::from_acc(T::Acc::from_f64(lane) / n);
+            }
+        }
+    }
 }
 
 /// A contiguous tensor as (outer, reduced, inner); the middle dim is reduced.
@@ -155,8 +173,8 @@ impl ReduceView {
 }
 
 /// A flag per dim: whether it is reduced. Errors if a dim is out of range or repeated.
-fn chosen(op: &'static str, x: &Tensor, dims: &[isize]) -> Result<Vec<bool>> {
-    let mut goes = vec![false; x.rank()];
+fn chosen(op: &'static str, x: &Tensor, dims: &[isize]) -> Result<SmallVec<[bool; 8]>> {
+    let mut goes = SmallVec::from_elem(false, x.rank());
     for &dim in dims {
         if std::mem::replace(&mut goes[x.resolve(op, dim)?], true) {
             return Err(Error::shape(op, format!("dim {dim} is given twice in {dims:?}")));
@@ -168,7 +186,7 @@ fn chosen(op: &'static str, x: &Tensor, dims: &[isize]) -> Result<Vec<bool>> {
 /// Permutes `x` to a form that the kernels read; `rows` requires inner = 1.
 fn view(x: &Tensor, goes: &[bool], rows: bool) -> Result<ReduceView> {
     let dims = x.dims();
-    let (kept, reduced): (Vec<usize>, Vec<usize>) = (0..x.rank()).partition(|&d| !goes[d]);
+    let (kept, reduced): (Dims, Dims) = (0..x.rank()).partition(|&d| !goes[d]);
     let size = |set: &[usize]| set.iter().map(|&d| dims[d]).product::<usize>();
     let made = |x: Tensor, outer, inner| ReduceView {
         x,
@@ -178,7 +196,9 @@ fn view(x: &Tensor, goes: &[bool], rows: bool) -> Result<ReduceView> {
         keep: (0..dims.len()).map(|d| if goes[d] { 1 } else { dims[d] }).collect(),
         drop: kept.iter().map(|&d| dims[d]).collect(),
     };
-    let order = |first: &[usize], last: &[usize]| x.permute(&[first, last].concat());
+    let order = |first: &[usize], last: &[usize]| {
+        x.permute(&first.iter().chain(last).copied().collect::<Dims>())
+    };
     let kept_first = order(&kept, &reduced)?;
     if kept_first.is_contiguous() {
         return Ok(made(kept_first, size(&kept), 1));
@@ -188,7 +208,7 @@ fn view(x: &Tensor, goes: &[bool], rows: bool) -> Result<ReduceView> {
         if reduced_first.is_contiguous() {
             return Ok(made(reduced_first, 1, size(&kept)));
         }
-        let long: Vec<usize> = reduced.iter().copied().filter(|&d| dims[d] != 1).collect();
+        let long: Dims = reduced.iter().copied().filter(|&d| dims[d] != 1).collect();
         if let (Some(&first), Some(&last)) = (long.first(), long.last())
             && (first..=last).all(|d| goes[d] || dims[d] == 1)
         {
@@ -199,7 +219,7 @@ fn view(x: &Tensor, goes: &[bool], rows: bool) -> Result<ReduceView> {
     Ok(made(kept_first.contiguous()?, size(&kept), 1))
 }
 
-/// The reduced values (outer, inner) in the accumulator dtype. `shift` has one value per row.
+/// The reduced values of each block (outer, blocks, inner) in the accumulator dtype. `shift` has one value per row.
 fn fold<F: Fold, T: Element>(view: &ReduceView, shift: Option<&[T::Acc]>) -> Result<Tensor> {
     let ReduceView { x, outer, reduced, inner, .. } = view;
     let (outer, reduced, inner) = (*outer, *reduced, *inner);
@@ -225,39 +245,29 @@ fn fold<F: Fold, T: Element>(view: &ReduceView, shift: Option<&[T::Acc]>) -> Res
             }
         }
     });
-    if blocks == 1 {
-        return Ok(partial);
-    }
-    let mut joined = Tensor::empty(x.device(), acc, &[outer, inner])?;
-    let partial = partial.as_slice::<T::Acc>()?;
-    let out = joined.as_mut_slice::<T::Acc>()?;
-    for_rows(x.device(), (out, 1), partial.len() / CHEAP, |first, values| {
-        for (i, value) in values.iter_mut().enumerate() {
-            let (at, column) = ((first + i) / inner, (first + i) % inner);
-            let parts = (0..blocks).map(|b| partial[(at * blocks + b) * inner + column].f64());
-            *value = T::Acc::from_f64(parts.fold(F::START, F::join));
-        }
-    });
-    Ok(joined)
+    Ok(partial)
 }
 
-/// Applies `f` to the reduced values, and returns them in dtype T with the given dims.
-fn finish<T: Element>(
-    mut folded: Tensor,
-    dims: &[usize],
-    f: impl Fn(T::Acc) -> T::Acc + Send + Sync,
-) -> Result<Tensor> {
-    let device = folded.device().clone();
-    if T::DTYPE == T::Acc::DTYPE {
-        device.for_each_rows(folded.as_mut_slice::<T::Acc>()?, 1, |_, part| {
-            part.iter_mut().for_each(|x| *x = f(*x));
-        });
-        return folded.reshape(dims);
+/// Joins the values of the blocks, divides them by `n`, and returns them in dtype T with the given dims.
+fn join<F: Fold, T: Element>(parts: Tensor, dims: &[usize], n: T::Acc) -> Result<Tensor> {
+    let &[_, blocks, inner] = parts.dims() else { unreachable!("parts have three dims") };
+    if blocks == 1 && T::DTYPE == T::Acc::DTYPE && n == T::Acc::ONE {
+        return parts.reshape(dims);
     }
-    let mut out = Tensor::empty(&device, T::DTYPE, dims)?;
-    let folded = folded.as_slice::<T::Acc>()?;
-    device.for_each_rows(out.as_mut_slice::<T>()?, 1, |first, part| {
-        part.iter_mut().zip(&folded[first..]).for_each(|(y, &x)| *y = T::from_acc(f(x)));
+    let mut out = Tensor::empty(parts.device(), T::DTYPE, dims)?;
+    let values = parts.as_slice::<T::Acc>()?;
+    // The values of one block are a single row of columns.
+    let inner = if blocks == 1 { values.len() } else { inner };
+    for_rows(parts.device(), (out.as_mut_slice::<T>()?, 1), values.len() / CHEAP, |first, out| {
+        let (mut first, mut rest) = (first, out);
+        while !rest.is_empty() {
+            let (at, column) = (first / inner, first % inner);
+            let (out, later) = rest.split_at_mut(rest.len().min(inner - column));
+            first += out.len();
+            let values = &values[at * blocks * inner..][..blocks * inner];
+            join_columns::<F, T>(values, inner, column, n, out);
+            rest = later;
+        }
     });
     Ok(out)
 }
@@ -276,7 +286,9 @@ pub fn sum(x: &Tensor, dims: &[isize], keep: KeepDims) -> Result<Tensor> {
     if let Some(y) = view.on_gpu(x.dtype(), keep, |x, y| x.sum(1.0, y))? {
         return Ok(y);
     }
-    dispatch_float!("sum", x.dtype(), T => finish::<T>(fold::<Sum, T>(&view, None)?, view.dims(keep), |x| x))
+    dispatch_float!("sum", x.dtype(), T => {
+        join::<Sum, T>(fold::<Sum, T>(&view, None)?, view.dims(keep), Real::ONE)
+    })
 }
 
 /// Sum of all elements, as a tensor without dims.
@@ -293,7 +305,7 @@ pub fn mean(x: &Tensor, dims: &[isize], keep: KeepDims) -> Result<Tensor> {
     }
     dispatch_float!("mean", x.dtype(), T => {
         let n = <T as Element>::Acc::from_f64(view.reduced as f64);
-        finish::<T>(fold::<Sum, T>(&view, None)?, view.dims(keep), |x| x / n)
+        join::<Sum, T>(fold::<Sum, T>(&view, None)?, view.dims(keep), n)
     })
 }
 
@@ -306,7 +318,9 @@ pub fn amax(x: &Tensor, dims: &[isize], keep: KeepDims) -> Result<Tensor> {
     if let Some(y) = view.on_gpu(x.dtype(), keep, |x, y| x.max(y))? {
         return Ok(y);
     }
-    dispatch_float!("amax", x.dtype(), T => finish::<T>(fold::<Max, T>(&view, None)?, view.dims(keep), |x| x))
+    dispatch_float!("amax", x.dtype(), T => {
+        join::<Max, T>(fold::<Max, T>(&view, None)?, view.dims(keep), Real::ONE)
+    })
 }
 
 /// ln of the sum of e^x over `dims`, without overflow; minus infinity if the reduced dims are empty.
@@ -317,16 +331,19 @@ pub fn log_sum_exp(x: &Tensor, dims: &[isize], keep: KeepDims) -> Result<Tensor>
     }
     dispatch_float!("log_sum_exp", x.dtype(), T => {
         // An infinite maximum is not subtracted: infinity minus infinity is NaN.
-        let mut shift = fold::<Max, T>(&view, None)?;
-        for x in shift.as_mut_slice::<<T as Element>::Acc>()? {
+        type Acc = <T as Element>::Acc;
+        let rows = [view.outer * view.inner];
+        let mut shift = join::<Max, Acc>(fold::<Max, T>(&view, None)?, &rows, Real::ONE)?;
+        for x in shift.as_mut_slice::<Acc>()? {
             *x = if x.is_finite() { *x } else { Real::ZERO };
         }
-        let shift = shift.as_slice::<<T as Element>::Acc>()?;
-        let mut folded = fold::<SumExp, T>(&view, Some(shift))?;
-        for (x, &shift) in folded.as_mut_slice::<<T as Element>::Acc>()?.iter_mut().zip(shift) {
+        let shift = shift.as_slice::<Acc>()?;
+        let sums = fold::<SumExp, T>(&view, Some(shift))?;
+        let mut sums = join::<SumExp, Acc>(sums, &rows, Real::ONE)?;
+        for (x, &shift) in sums.as_mut_slice::<Acc>()?.iter_mut().zip(shift) {
             *x = x.ln() + shift;
         }
-        finish::<T>(folded, view.dims(keep), |x| x)
+        cast(&sums.reshape(view.dims(keep))?, T::DTYPE)
     })
 }
 
@@ -386,7 +403,7 @@ pub fn sum_to_size(x: &Tensor, dims: &[usize]) -> Result<Tensor> {
         let message = format!("{dims:?} does not broadcast to {:?}", x.dims());
         return Err(Error::shape("sum_to_size", message));
     };
-    let stretched: Vec<isize> = (0..x.rank())
+    let stretched: SmallVec<[isize; 8]> = (0..x.rank())
         .filter(|&d| d < extra || dims[d - extra] != x.dims()[d])
         .map(|d| d as isize)
         .collect();
