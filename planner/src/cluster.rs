@@ -79,6 +79,8 @@ pub struct GpuSpec {
     pub product_setup: f64,
     /// Share of the peak that fused attention reaches.
     pub attention_efficiency: f64,
+    /// Shares of the peak that single kernels of fused attention reach on a GPU, by name, in place of that share.
+    pub attention_kernels: BTreeMap<String, f64>,
     /// Share of the bandwidth that memory-bound kernels reach.
     pub memory_efficiency: f64,
     /// Bytes a second of single kernels by name and bytes, in place of that share. `product` is the name of all matrix
@@ -151,6 +153,11 @@ impl GpuSpec {
             Some(rates) => rates.rate(bytes),
             None => self.bandwidth * self.memory_efficiency,
         }
+    }
+
+    /// Share of the peak that the kernel of this name reaches in fused attention.
+    pub fn attention_share(&self, kernel: &str) -> f64 {
+        self.attention_kernels.get(kernel).copied().unwrap_or(self.attention_efficiency)
     }
 
     /// Bytes a second between this memory and the host's.

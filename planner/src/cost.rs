@@ -6,8 +6,8 @@
 //! - A matrix product runs in waves of tiles, one a multiprocessor. The last wave may be partly empty, and each tile
 //!   pays for its beginning and end. The fastest of a few tile shapes and divisions of the inner dim is taken, as the
 //!   heuristic of a library does.
-//! - Fused attention reaches a constant share of the peak. Unfused attention is batched products and passes of softmax
-//!   and dropout over the scores.
+//! - Fused attention reaches a constant share of the peak, or that of its kernel. Unfused attention is batched products
+//!   and passes of softmax and dropout over the scores.
 //!
 //! On a processor a kernel takes the time of its call, and its operations or bytes at the speed that was measured for it, else
 //! at that of its kind.
@@ -87,7 +87,8 @@ pub fn seconds(launch: &Launch, cluster: &Cluster) -> Result<f64> {
         KernelKind::Product => product(launch, 1, gpu)?,
         _ => match cluster.software.attention {
             AttentionKernels::Fused => {
-                launch.operations() / (gpu.peak(launch.dtype)? * gpu.attention_efficiency)
+                let share = gpu.attention_share(&launch.kernel);
+                launch.operations() / (gpu.peak(launch.dtype)? * share)
             }
             AttentionKernels::Unfused => unfused_attention(launch, gpu)?,
         },

@@ -156,6 +156,31 @@ fn the_times_of_kernels_add_up_to_those_of_the_step() {
     }
 }
 
+/// The steps are those of docs/results/gpu-results.md, each with a line of its kernels.
+#[test]
+fn steps_of_one_h200_are_predicted_as_published() {
+    let folder = folder_with_text();
+    for (preset, micro_batch, step, kernel) in [
+        (
+            "gpt2-124m",
+            "32",
+            "step 0.0627 s, 32768 tokens",
+            "attention_backward_keys_64 12 6.08 GB 1237.0 6.514",
+        ),
+        ("gpt2-1.5b", "16", "step 0.3313 s, 16384 tokens", "layer_norm 193 20.26 GB 0.0 6.571"),
+        ("ptd-1.7b", "8", "step 0.3247 s, 16384 tokens", "attention_96 24 7.29 GB 3710.9 11.036"),
+    ] {
+        let simulate = ["simulate", "--cluster", "h200", "--nproc", "1", "--bf16", "--by-kernel"];
+        let model = ["--preset", preset, "--micro-batch-size", micro_batch];
+        let table = succeeded(ferrotron(folder.path(), &[&simulate[..], &model].concat()));
+        let spaced = |line: &str| line.split_whitespace().collect::<Vec<_>>().join(" ");
+        for part in [step, kernel] {
+            let found = table.lines().any(|line| spaced(line).starts_with(part));
+            assert!(found, "{preset}: {part} is missing: {table}");
+        }
+    }
+}
+
 #[test]
 fn a_checkpoint_has_the_options_of_its_run() {
     let folder = folder_with_text();

@@ -129,6 +129,10 @@ fn gpu(keys: &Keys<'_>) -> Result<GpuSpec> {
         product_efficiency: keys.share("gpu.product_efficiency")?,
         product_setup,
         attention_efficiency: keys.share("gpu.attention_efficiency")?,
+        attention_kernels: match device {
+            PlannedDevice::Gpu(_) => shares(keys, "gpu.kernel_efficiency")?,
+            PlannedDevice::Cpu { .. } => BTreeMap::new(),
+        },
         memory_efficiency: keys.share("gpu.memory_efficiency")?,
         kernels: curves(keys, "gpu.kernel_gb_per_s", 1e-6..=1e6, 1e9)?,
         products: match device {
@@ -172,6 +176,15 @@ fn cores(keys: &Keys<'_>) -> Result<Cores> {
         None => 1.0,
     };
     Ok(Cores { count: keys.count("node.cores", 100_000)?, contention })
+}
+
+/// The shares of a table.
+fn shares(keys: &Keys<'_>, of: &str) -> Result<BTreeMap<String, f64>> {
+    let share = |name: String| {
+        let value = keys.share(&format!("{of}.{name}"))?;
+        Ok((name, value))
+    };
+    keys.names(of)?.into_iter().map(share).collect()
 }
 
 /// The curves of a table: each is a number, or a table of numbers by the bytes or operations of a call. Values are in so
@@ -264,6 +277,11 @@ mod tests {
             ("memory_gb = 85.9", "memory_gb = nan", "gpu.memory_gb is NaN"),
             ("bf16 = 312", "bf16 = -312", "gpu.peak_tflops.bf16 is -312"),
             ("[node]", "[gpu.kernel_gb_per_s]\ngelu = 0\n[node]", "gpu.kernel_gb_per_s.gelu is 0"),
+            (
+                "[node]",
+                "[gpu.kernel_efficiency]\nattention_64 = 1.5\n[node]",
+                "gpu.kernel_efficiency.attention_64 is 1.5",
+            ),
             (
                 "[node]",
                 "[gpu.kernel_gb_per_s.gelu]\n1k = 1\n[node]",
