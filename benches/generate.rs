@@ -1,9 +1,12 @@
 //! Tokens per second that GPT-2 124M generates greedily, in f32 and in bf16, 1, 4 and 8 texts together, and the bytes of
-//! weights that are read for them beside what the memory gives one thread and all. `benches/peers/transformers_generate.py`
+//! weights that are read for them beside what the memory gives one thread and all, in each state of the core. `benches/peers/transformers_generate.py`
 //! prints the same of Hugging Face's transformers; neither needs trained weights.
 //!
 //! `cargo bench --bench generate [-- TOKENS]`. A token after the prompt costs a forward over one position of each text,
 //! which reads every weight once but for the embeddings.
+
+#[path = "common/states.rs"]
+mod states;
 
 use ferrotron::models::bench::median;
 use ferrotron::models::generate::{GenerationRequest, Sampling, generate_batch};
@@ -12,8 +15,8 @@ use ferrotron::models::presets::Preset;
 use ferrotron::nn::Scope;
 use ferrotron::tensor::ceilings::Ceilings;
 use ferrotron::{DType, Device, Result};
+use states::{STATES, Sample, Watch, by_state, fast, probe};
 use std::ops::ControlFlow;
-use std::time::Instant;
 
 const ROUNDS: usize = 3;
 const PROMPT: u32 = 16;
@@ -34,35 +37,41 @@ fn main() -> Result<()> {
     for dtype in [DType::F32, DType::BF16] {
         let gpt = Gpt::new(&Scope::new(&device, dtype, 1), &config)?;
         for batch in BATCHES {
-            let mut seconds = Vec::new();
-            for _ in 0..=ROUNDS {
-                seconds.push(seconds_per_step(&gpt, batch, tokens)?);
+            steps(&gpt, batch, tokens)?;
+            let mut samples = Vec::new();
+            for _ in 0..ROUNDS {
+                samples.extend(steps(&gpt, batch, tokens)?);
             }
-            let one = median(seconds[1..].to_vec());
-            let speed = (weights * dtype.size()) as f64 / one / 1e9;
-            println!(
-                "gpt2-124m {dtype}, {batch} together: {:.1} tokens/s, {speed:.1} GB/s, {threads} threads",
-                batch as f64 / one
-            );
+            for (state, taken) in STATES.iter().zip(by_state(&samples, fast(&samples))) {
+                let (count, one) = (taken.len(), median(taken));
+                let speed = (weights * dtype.size()) as f64 / one / 1e9;
+                if count > 0 {
+                    println!(
+                        "gpt2-124m {dtype}, {batch} together: {:.1} tokens/s, {speed:.1} GB/s, {threads} threads, {state} ({count})",
+                        batch as f64 / one
+                    );
+                }
+            }
         }
     }
     Ok(())
 }
 
-/// Seconds from one token of each text to the next, behind the first, which takes the whole prompt.
-fn seconds_per_step(gpt: &Gpt, batch: usize, tokens: usize) -> Result<f64> {
+/// The steps from one token of each text to the next, behind the first, which takes the whole prompt.
+fn steps(gpt: &Gpt, batch: usize, tokens: usize) -> Result<Vec<Sample>> {
     let request = |text: usize| GenerationRequest {
         prompt: (0..PROMPT).map(|i| i * 997 + 1 + text as u32).collect(),
         max_new_tokens: tokens + 1,
         sampling: Sampling::GREEDY,
     };
     let requests: Vec<GenerationRequest> = (0..batch).map(request).collect();
-    let mut moments = Vec::new();
+    let (mut samples, mut watch): (Vec<Sample>, Option<Watch>) = (Vec::new(), None);
     generate_batch(gpt, &requests, |text, _| {
         if text + 1 == batch {
-            moments.push(Instant::now());
+            samples.extend(watch.take().map(Watch::stop));
+            watch = Some(Watch::start(probe));
         }
         ControlFlow::Continue(())
     })?;
-    Ok(moments[tokens].duration_since(moments[0]).as_secs_f64() / tokens as f64)
+    Ok(samples)
 }

@@ -7,6 +7,8 @@
 mod elementwise;
 #[path = "kernels/gemm.rs"]
 mod gemm;
+#[path = "common/states.rs"]
+mod states;
 
 use criterion::{BenchmarkGroup, Criterion, Throughput, criterion_group, measurement::WallTime};
 use ferrotron::tensor::ops::adamw::{AdamW, adamw};

@@ -3,7 +3,11 @@
 //!
 //! `taskset -c 0 cargo bench --bench ranks [-- STEPS] [threads|processes] [dp8 ...]` measures them on one core. The floor
 //! of N data-parallel ranks is their work without any communication: one thread takes the steps of N trainers with a share
-//! of the batch each. `switches` are context switches in a step of all ranks together.
+//! of the batch each. `switches` are context switches in a step of all ranks together. Steps of rank 0 are sorted by the state of
+//! the core: `x` and the floor are those of the state in which the row is.
+
+#[path = "common/states.rs"]
+mod states;
 
 use ferrotron::models::bench::{BenchConfig, median, trainer};
 use ferrotron::models::gpt::GptConfig;
@@ -13,9 +17,9 @@ use ferrotron::parallel::collective::{
 use ferrotron::parallel::mesh::{Mesh, ParallelDims};
 use ferrotron::parallel::tensor_parallel::SequenceParallel;
 use ferrotron::{Device, Error, Result};
+use states::{STATES, Sample, Watch, by_state, fast, probe};
 use std::net::TcpListener;
 use std::process::{Command, Stdio};
-use std::time::Instant;
 
 /// Rounds of all layouts in turn; the medians count.
 const ROUNDS: usize = 5;
@@ -50,7 +54,7 @@ fn compare(kind: &str, steps: usize, words: &[&str]) -> Result<()> {
     if words.iter().any(|word| layouts.iter().any(|&layout| name(layout) == *word)) {
         layouts.retain(|&layout| layout.0 == 1 || words.contains(&&*name(layout)));
     }
-    let mut found = vec![Vec::new(); layouts.len()];
+    let mut found: Vec<Vec<Cost>> = layouts.iter().map(|_| Vec::new()).collect();
     let mut floors = vec![Vec::new(); layouts.len()];
     for _ in 0..ROUNDS {
         for (i, &(ranks, tp)) in layouts.iter().enumerate() {
@@ -63,30 +67,42 @@ fn compare(kind: &str, steps: usize, words: &[&str]) -> Result<()> {
             }
         }
     }
-    let of = |found: &[Cost], pick: fn(&Cost) -> f64| median(found.iter().map(pick).collect());
-    let one = of(&found[0], |found| found.milliseconds);
+    let all = |costs: &[Cost]| costs.iter().flat_map(|cost| cost.steps.clone()).collect::<Vec<_>>();
+    let steps: Vec<Vec<Sample>> = found.iter().map(|costs| all(costs)).collect();
+    let floors: Vec<Vec<Sample>> = floors.into_iter().map(|floors| floors.concat()).collect();
+    let fast = fast(steps.iter().chain(&floors).flatten());
     println!("{kind}: {BATCH} sequences of 64 tokens a step");
-    for ((&layout, found), floors) in layouts.iter().zip(&found).zip(floors) {
-        let milliseconds = of(found, |found| found.milliseconds);
-        let switches = of(found, |found| found.switches);
-        let collectives = of(found, |found| found.collectives);
-        let floor = match floors.is_empty() {
-            true => String::new(),
-            false => format!(", floor {:.2} ms", median(floors)),
+    for (i, state) in STATES.iter().enumerate() {
+        let milliseconds = |samples: &[Sample]| {
+            let taken = std::mem::take(&mut by_state(samples, fast)[i]);
+            (taken.len(), median(taken) * 1e3)
         };
-        println!(
-            "{}: {milliseconds:7.2} ms, {:5.2} x one rank, {switches:6.0} switches, collectives {collectives:.2} ms{floor}",
-            name(layout),
-            milliseconds / one,
-        );
+        for (row, costs) in found.iter().enumerate() {
+            let of = |pick: fn(&Cost) -> f64| median(costs.iter().map(pick).collect());
+            let (count, step) = milliseconds(&steps[row]);
+            if count == 0 {
+                continue;
+            }
+            let floor = match floors[row].is_empty() {
+                true => String::new(),
+                false => format!(", floor {:.2} ms", milliseconds(&floors[row]).1),
+            };
+            println!(
+                "{}: {step:7.2} ms, {:5.2} x one rank, {:6.0} switches, collectives {:.2} ms{floor}, {state} ({count} steps)",
+                name(layouts[row]),
+                step / milliseconds(&steps[0]).1,
+                of(|cost| cost.switches),
+                of(|cost| cost.collectives),
+            );
+        }
     }
     Ok(())
 }
 
-/// The cost of a step.
-#[derive(Clone, Copy)]
+/// The cost of steps.
 struct Cost {
-    milliseconds: f64,
+    /// Of rank 0.
+    steps: Vec<Sample>,
     /// Context switches of all ranks.
     switches: f64,
     /// Milliseconds of processor time of all progress threads.
@@ -99,20 +115,25 @@ fn in_threads(steps: usize, ranks: usize, tp: usize) -> Result<Cost> {
     found.into_iter().next().expect("there is a first rank")
 }
 
-/// Milliseconds in which one thread takes the steps of `ranks` trainers, which do not communicate, one after another.
-fn in_turn(steps: usize, ranks: usize) -> Result<f64> {
+/// Steps of `ranks` trainers, which do not communicate, one after another in one thread.
+fn in_turn(steps: usize, ranks: usize) -> Result<Vec<Sample>> {
     let device = Device::cpu(1)?;
     let make = |_| trainer(&config(BATCH / ranks), &device, &Mesh::single());
     let mut trainers = (0..ranks).map(make).collect::<Result<Vec<_>>>()?;
-    let mut seconds = Vec::new();
-    for _ in 0..WARMUP + steps {
-        let started = Instant::now();
-        for (trainer, sampler) in &mut trainers {
-            trainer.step(sampler)?;
-        }
-        seconds.push(started.elapsed().as_secs_f64());
-    }
-    Ok(median(seconds.split_off(WARMUP)) * 1e3)
+    let mut step = || {
+        timed(|| {
+            trainers.iter_mut().try_for_each(|(trainer, sampler)| trainer.step(sampler).map(drop))
+        })
+    };
+    (0..WARMUP).try_for_each(|_| step().map(drop))?;
+    (0..steps).map(|_| step()).collect()
+}
+
+/// A sample of `run`.
+fn timed(run: impl FnOnce() -> Result<()>) -> Result<Sample> {
+    let watch = Watch::start(probe);
+    run()?;
+    Ok(watch.stop())
 }
 
 /// A step of `ranks` processes, each of which is taken to cost what the first does.
@@ -157,21 +178,22 @@ fn time(world: &World, steps: usize, tp: usize) -> Result<Cost> {
     let layout = ParallelDims::new(world.size(), tp, 1, 1)?;
     let mesh = Mesh::new(world, layout, SequenceParallel::Off)?;
     let (mut trainer, sampler) = trainer(&config(BATCH), &Device::cpu(1)?, &mesh)?;
-    for _ in 0..WARMUP {
-        trainer.step(&sampler)?;
-    }
-    let (before, mut seconds) = (usage(), Vec::new());
+    let mut step = || trainer.step(&sampler).map(drop);
+    (0..WARMUP).try_for_each(|_| step())?;
+    let (before, mut taken) = (usage(), Vec::new());
     for _ in 0..steps {
-        let started = Instant::now();
-        trainer.step(&sampler)?;
-        seconds.push(started.elapsed().as_secs_f64());
+        // The loops of all others would lie within the first rank's steps.
+        match world.rank() {
+            0 => taken.push(timed(&mut step)?),
+            _ => step()?,
+        }
     }
     // Threads that have ended are not counted.
     let after = usage();
     world.everyone()?.barrier().wait()?;
     let each = |pick: fn([f64; 2]) -> f64| (pick(after) - pick(before)) / steps as f64;
     Ok(Cost {
-        milliseconds: median(seconds) * 1e3,
+        steps: taken,
         switches: each(|[switches, _]| switches),
         collectives: each(|[_, milliseconds]| milliseconds),
     })

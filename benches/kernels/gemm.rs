@@ -1,10 +1,10 @@
 //! The 15 products of a GPT-2 124M step (4 sequences of 256 tokens), one thread. They are y = x W^T + bias, dx = dy W
 //! and dW += dy^T x for five linear layers. `benches/peers/torch_gemm.py` prints the same table for PyTorch.
 //!
-//! A core may share its units and caches with another one that runs other work, at a third of the speed. So
-//! a short loop in the L1 cache, before and after each sample, sorts it: both at 0.75 of the fast loops' speed or more
-//! is "alone", both below is "shared". Samples during which the thread lost its core are dropped.
+//! `states.rs` sorts the samples by the state of the core; in bf16 with AMX its loop multiplies tiles. Samples during which
+//! the thread lost its core are dropped.
 
+use super::states::{self, STATES, Sample, Watch, by_state, fast};
 use ferrotron::tensor::gemm::{Accum, MatMut, MatRef, gemm, instruction_sets};
 use ferrotron::tensor::{DType, Element, ThreadTeam, bf16};
 use std::time::{Duration, Instant};
@@ -23,13 +23,6 @@ const MEMORY: &str = "memory for packed operands";
 const KINDS: [&str; 3] = ["y", "dx", "dw"];
 const SECONDS_PER_PRODUCT: f64 = 1.0;
 const LEAST_SAMPLES: usize = 5;
-const ALONE: f64 = 0.75;
-
-/// Seconds of a loop in L1, before and after a product, and of the product.
-struct Sample {
-    probes: [f64; 2],
-    seconds: f64,
-}
 
 pub fn table() {
     rows::<f32>();
@@ -53,29 +46,26 @@ fn rows<T: Element<Acc = f32>>() {
             found.push((format!("{kind} {k} {n}"), k * n, times, sample::<T>(kind, k, n, tiles)));
         }
     }
-    let samples = found.iter().flat_map(|row| &row.3);
-    let mut probes: Vec<f64> = samples.flat_map(|sample| sample.probes).collect();
-    probes.sort_by(f64::total_cmp);
-    let fast = probes[probes.len() / 20];
+    let fast = fast(found.iter().flat_map(|row| &row.3));
     let mut totals = [(0.0, 0.0); 2];
     for (name, size, times, samples) in found {
         let work = 2e-9 * (ROWS * size) as f64;
-        let cells = [true, false].map(|alone| {
-            let belongs = |sample: &&Sample| {
-                sample.probes.iter().all(|&probe| (fast / probe >= ALONE) == alone)
+        let mut cells = [const { String::new() }; 2];
+        for ((cell, total), taken) in
+            cells.iter_mut().zip(&mut totals).zip(by_state(&samples, fast))
+        {
+            *cell = match taken.get(taken.len() / 2) {
+                None => "-".to_string(),
+                Some(median) => {
+                    *total = (total.0 + times * work, total.1 + times * median);
+                    format!("{:.0} / {:.0} ({})", work / median, work / taken[0], taken.len())
+                }
             };
-            let mut taken: Vec<_> =
-                samples.iter().filter(belongs).map(|sample| sample.seconds).collect();
-            taken.sort_by(f64::total_cmp);
-            let median = *taken.get(taken.len() / 2)?;
-            let total: &mut (f64, f64) = &mut totals[usize::from(!alone)];
-            *total = (total.0 + times * work, total.1 + times * median);
-            Some(format!("{:.0} / {:.0} ({})", work / median, work / taken[0], taken.len()))
-        });
-        let [alone, shared] = cells.map(|cell| cell.unwrap_or("-".to_string()));
+        }
+        let [alone, shared] = cells;
         println!("{name:16}{alone:>32}{shared:>28}");
     }
-    for (state, (work, seconds)) in ["alone", "shared"].iter().zip(totals) {
+    for (state, (work, seconds)) in STATES.iter().zip(totals) {
         if seconds > 0.0 {
             let speed = work / seconds;
             println!("a step's products, {state}: {speed:.0} GFLOP/s over {work:.0} GFLOP");
@@ -128,16 +118,19 @@ fn sample<T: Element<Acc = f32>>(kind: &str, k: usize, n: usize, tiles: bool) ->
         }
     };
     run();
+    #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+    let probe = if tiles { probe_of_tiles } else { states::probe };
+    #[cfg(not(all(target_arch = "x86_64", target_os = "linux")))]
+    let (probe, _) = (states::probe, tiles);
     let mut samples = Vec::new();
     let start = Instant::now();
     while start.elapsed().as_secs_f64() < SECONDS_PER_PRODUCT || samples.len() < LEAST_SAMPLES {
-        probe(tiles); // after a product the core's state is another
-        let before = probe(tiles);
-        let (clock, cpu) = (Instant::now(), thread_time());
+        let (watch, cpu) = (Watch::start(probe), thread_time());
         run();
-        let (seconds, cpu) = (clock.elapsed().as_secs_f64(), (thread_time() - cpu).as_secs_f64());
-        let sample = Sample { probes: [before, probe(tiles)], seconds };
-        if cpu > 0.97 * seconds || start.elapsed().as_secs_f64() > 5.0 * SECONDS_PER_PRODUCT {
+        let busy = (thread_time() - cpu).as_secs_f64();
+        let sample = watch.stop();
+        let late = start.elapsed().as_secs_f64() > 5.0 * SECONDS_PER_PRODUCT;
+        if late || busy > 0.97 * sample.seconds {
             samples.push(sample);
         }
     }
@@ -150,22 +143,11 @@ fn thread_time() -> Duration {
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
-/// Seconds of a loop in the L1 cache, about 10 microseconds long.
-fn probe(tiles: bool) -> f64 {
+/// Seconds of a loop over tiles, as long as that of [`states::probe`].
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+fn probe_of_tiles() -> f64 {
     let start = Instant::now();
-    #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
-    if tiles {
-        multiply_tiles(400);
-        return start.elapsed().as_secs_f64();
-    }
-    let _ = tiles;
-    let mut sums = std::hint::black_box([1.0_f32; 4096]);
-    for _ in 0..64 {
-        for sum in &mut sums {
-            *sum = *sum * 0.999 + 0.001;
-        }
-    }
-    std::hint::black_box(sums);
+    multiply_tiles(400);
     start.elapsed().as_secs_f64()
 }
 
