@@ -80,8 +80,9 @@ class Checks:
             self.numbers[name] = value
         self.save()
 
-    def run(self, name, command, limit, environment=None, quiet=False):
-        """Runs a command. Returns its standard output, whole or as far as it came, and whether it ended well."""
+    def run(self, name, command, limit, environment=None, quiet=False, failed="FAILED"):
+        """Runs a command. Returns its standard output, whole or as far as it came, and whether it ended well. `failed` is
+        the word for one that did not."""
         wanted, limit, start = limit, self.left(limit), time.monotonic()
         log = self.out / "logs" / (re.sub(r"[^A-Za-z0-9._-]+", "-", name) + ".log")
         command = [str(word) for word in command]
@@ -90,7 +91,7 @@ class Checks:
                 process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, start_new_session=True,
                                            env={**os.environ, **(environment or {})})
             except OSError as error:
-                self.row(name, f"FAILED ({error})", log.name)
+                self.row(name, f"{failed} ({error})", log.name)
                 return "", False
             self.running.add(process)
             try:
@@ -111,7 +112,7 @@ class Checks:
             raise OutOfBudget  # the check may be sound
         took = time.monotonic() - start
         if not quiet or code != 0:
-            self.row(name, "ok" if code == 0 else f"FAILED ({code})", f"{took:.1f} s, {log.name}")
+            self.row(name, "ok" if code == 0 else f"{failed} ({code})", f"{took:.1f} s, {log.name}")
         return output, code == 0
 
     def kill(self):

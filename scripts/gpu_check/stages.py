@@ -86,12 +86,9 @@ class Stages:
 
     def c(self):
         """PyTorch."""
-        try:
-            found = subprocess.run([self.python, "-c", "import torch"], capture_output=True, timeout=120).returncode == 0
-        except (OSError, subprocess.TimeoutExpired):
-            found = False
-        if not found:
-            return self.checks.row("PyTorch", "not there", f"{self.python} cannot import torch")
+        command = [self.python, "-c", "import torch"]
+        if not self.checks.run("import torch", command, 120, quiet=True, failed="not there")[1]:
+            return
         self.checks.once("SDPA", self.attention)
         for name in self.models:
             self.checks.once(f"PyTorch {name}", lambda: self.peer(name))
