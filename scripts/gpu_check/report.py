@@ -11,7 +11,7 @@ def report(checks):
     failed = checks.failed()
     ok = sum(result == "ok" for _, result, *_ in checks.rows)
     lines += [f"{ok} ok, {len(failed)} failed.", "", "| check | result | |", "|---|---|---|"]
-    lines += [f"| {name} | {result} | {detail} |" for name, result, detail, _ in checks.rows]
+    lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |" for *cells, _ in checks.rows]
     profiles = {name: value for name, value in checks.numbers.items() if name.startswith("profile ")}
     for name, profile in profiles.items():
         lines += ["", *table(name, profile)]

@@ -15,6 +15,10 @@ import traceback
 # Bytes of a log that are kept: its beginning and its end.
 LOG_BYTES = 200_000
 LOGS = "logs.tar.gz"
+# Characters of a command's last error that its row has: a message of ours with the kernel's name is shorter.
+LAST_ERROR = 200
+# The driver waits for each launch, so that an error is that of the kernel that caused it.
+BLOCKING = {"CUDA_LAUNCH_BLOCKING": "1"}
 ROW = ("name", "result", "detail", "check")
 
 
@@ -107,13 +111,18 @@ class Checks:
             finally:
                 self.running.discard(process)
         output = output.decode(errors="replace")
-        self.keep(log, command, output)
+        last = self.keep(log, command, output)
         if code != 0 and limit < wanted and time.monotonic() - start >= limit:
             raise OutOfBudget  # the check may be sound
         took = time.monotonic() - start
         if not quiet or code != 0:
-            self.row(name, "ok" if code == 0 else f"{failed} ({code})", f"{took:.1f} s, {log.name}")
+            why = f", {last}" if code != 0 and last else ""
+            self.row(name, "ok" if code == 0 else f"{failed} ({code})", f"{took:.1f} s, {log.name}{why}")
         return output, code == 0
+
+    def again(self, name, command, limit, environment=None):
+        """Runs once more what failed on the GPU, so that its last error names the kernel."""
+        self.run(f"{name} blocking", command, limit, {**(environment or {}), **BLOCKING}, quiet=True)
 
     def kill(self):
         """Ends what runs: these are sessions of their own, which hear nothing of Ctrl-C."""
@@ -122,12 +131,16 @@ class Checks:
                 os.killpg(process.pid, signal.SIGKILL)
 
     def keep(self, log, command, output):
-        """Puts a command, its output and its errors into its log, without the middle of a long one."""
+        """Puts a command, its output and its errors into its log, without the middle of a long one. Returns the beginning
+        of the last line of its errors."""
         errors = log.read_bytes().decode(errors="replace")
         text = "$ " + " ".join(command) + "\n" + output + errors
         if len(text) > LOG_BYTES:
             text = text[: LOG_BYTES // 2] + "\n[...]\n" + text[-LOG_BYTES // 2 :]
         log.write_text(text)
+        # Rust ends with notes on backtraces.
+        lines = [line for line in errors.splitlines() if line.strip() and not line.startswith("note: ")]
+        return lines[-1][:LAST_ERROR] if lines else ""
 
     def tests(self, name, binary, limit, environment, at_once, only=None):
         """Runs each test of a binary in a process of its own, and those that fail once more, so that they name the kernel.
@@ -153,8 +166,7 @@ class Checks:
                     passed[test] = "skipped:" in output
                 return self.save()
             failed.append(test)
-            blocking = {**environment, "CUDA_LAUNCH_BLOCKING": "1"}
-            self.run(f"{name} {test} blocking", words, limit, blocking, quiet=True)
+            self.again(f"{name} {test}", words, limit, environment)
 
         try:
             with concurrent.futures.ThreadPoolExecutor(at_once) as pool:

@@ -95,14 +95,21 @@ class Stages:
 
     def d(self):
         """Accesses that are out of bounds, and races: slow, so of a few kernels."""
-        tool = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
-        if not os.path.exists(tool):
-            return self.checks.row("compute-sanitizer", "not there", "comes with NVIDIA's toolkit")
+        tool = self.tool("compute-sanitizer")
+        if not tool:
+            return
         for kind in ("memcheck", "racecheck"):
             for tests in ("attention::", "norm::", "softmax::", "indices::"):
                 name = f"{kind} {tests[:-2]}"
                 command = [tool, "--tool", kind, "--error-exitcode", "9", self.here / "ops", tests]
                 self.checks.once(name, lambda: self.checks.run(name, command, 120, self.real))
+
+    def tool(self, name):
+        """The path of a program of NVIDIA's toolkit; a row says if it is not there."""
+        found = shutil.which(name) or shutil.which(f"/usr/local/cuda/bin/{name}")
+        if not found:
+            self.checks.row(name, "not there", "comes with NVIDIA's toolkit")
+        return found
 
     def doctor(self):
         """What is there; what is missing, with the way to get it."""
@@ -146,8 +153,6 @@ class Stages:
         if version is None:
             return self.checks.row("nccl", "not there", "pip install nvidia-nccl-cu13")
         self.checks.tests("nccl", self.here / "nccl", 60, self.real, 1)
-        if self.dry:
-            return None
         if tuple(map(int, re.findall(r"\d+", version)))[:2] < SHARED_GPU_SINCE:
             return self.checks.row("nccl 2 ranks", "not there", f"NCCL {version} puts no two ranks on a GPU")
         two = {**self.real, **SHARED_GPU, "FERROTRON_TEST_NCCL_RANKS": "2"}
@@ -166,10 +171,12 @@ class Stages:
             shutil.rmtree(folder, ignore_errors=True)
             device = "cpu" if kind == "cpu" else "cuda"
             train = [self.here / "ferrotron", "train", "--device", device, "--save", folder, *words, *more]
-            self.checks.run(f"train {kind}", train, 120, quiet=True)
+            _, well = self.checks.run(f"train {kind}", train, 120, quiet=True)
             metrics = folder / "metrics.jsonl"
             lines = map(json.loads, metrics.read_text().splitlines()) if metrics.exists() else []
             losses[kind] = [line["loss"] for line in lines if "loss" in line]
+            if not well and kind != "cpu":
+                self.checks.again(f"train {kind}", train, 120)
         shutil.rmtree(self.checks.out / "runs", ignore_errors=True)
         whole = {kind for kind, found in losses.items() if len(found) == steps}
         pairs = list(zip(losses["cpu"], losses["cuda"]))
@@ -186,15 +193,25 @@ class Stages:
                  "--micro-batch-size", batch]
         return [str(word) for word in words + (["--vocab-size", 128] if self.dry else [])]
 
+    def bench(self, name, warmup, steps, *options):
+        return [self.here / "ferrotron", "bench", "--device", "cuda", "--bf16", *options, *self.words(name),
+                "--warmup", warmup, "--steps", steps]
+
+    def ours(self, name, command):
+        """What a bench of ours tells last; one that fails runs once more, so that the kernel is named."""
+        output, well = self.checks.run(name, command, 150, quiet=True)
+        if not well:
+            self.checks.again(name, command, 150)
+        return last_object(output)
+
     def step(self, name):
         """A step, eagerly, as a graph, and as a graph with timed algorithms."""
         layers, width, _, length, _, wanted = self.models[name]
-        steps = ["--warmup", "1", "--steps", "2"] if self.dry else ["--warmup", "5", "--steps", "20"]
+        warmup, steps = (1, 2) if self.dry else (5, 20)
         measured = {}
         graph = ["--enable-cuda-graph"]
         for how, options in (("eager", []), ("graph", graph), ("autotuned", [*graph, "--autotune-gemm"])):
-            command = [self.here / "ferrotron", "bench", "--device", "cuda", "--bf16", *options, *self.words(name), *steps]
-            ours = last_object(self.checks.run(f"step {name} {how}", command, 150, quiet=True)[0])
+            ours = self.ours(f"step {name} {how}", self.bench(name, warmup, steps, *options))
             if "tokens_per_s" not in ours:
                 continue
             # llm.c's count: 6 for each parameter and token, 6 x layers x width x positions for causal attention.
@@ -207,10 +224,9 @@ class Stages:
             self.checks.row(f"pool {name} {how}", "ok" if growth == 0 else "FAILED", f"grew by {growth} bytes once it was warm")
 
     def profile(self, name):
-        """A step by kernel."""
-        steps = ["--warmup", "1", "--steps", "1" if self.dry else "5"]
-        command = [self.here / "ferrotron", "bench", "--device", "cuda", "--bf16", "--profile", "--json", *self.words(name), *steps]
-        profile = last_object(self.checks.run(f"profile {name}", command, 150, quiet=True)[0]).get("profile")
+        """A step by kernel, from the moments that the GPU notes between launches."""
+        command = self.bench(name, 1, 1 if self.dry else 5, "--profile", "--json")
+        profile = self.ours(f"profile {name}", command).get("profile")
         if not profile:
             return
         self.checks.number(f"profile {name}", profile)
@@ -218,17 +234,20 @@ class Stages:
 
     def kernels(self, group):
         """Kernels of a kind, in a process of their own: one that fails costs no other kind."""
-        if not self.dry:  # of the sizes of real models
-            self.measure(f"kernels: {group}", [self.here / "kernels", group])
+        # The real ones have the sizes of real models.
+        self.measure(f"kernels: {group}", [self.here / ("crashing-kernels" if self.dry else "kernels"), group])
 
     def measure(self, name, command, prefix="", detail=lambda number: number["unit"]):
         """Takes the numbers that a command prints, a JSON object each."""
-        found = objects(self.checks.run(name, command, 120)[0])
+        output, well = self.checks.run(name, command, 120)
+        found = objects(output)
         if not found:
             self.checks.row(name, "FAILED (no numbers)", "it has measured nothing")
         for number in found:
             self.checks.number(prefix + number["name"], number)
             self.checks.row(prefix + number["name"], f"{number['value']:.1f}", detail(number))
+        if not well:
+            self.checks.again(name, command, 120)
 
     def algorithms(self, name):
         """Every algorithm that cuBLASLt offers for the products of a step: the first, which is used, and the best."""
