@@ -15,6 +15,9 @@ def report(checks):
     profiles = {name: value for name, value in checks.numbers.items() if name.startswith("profile ")}
     for name, profile in profiles.items():
         lines += ["", *table(name, profile)]
+    for name, kernels in checks.numbers.items():
+        if name.startswith("ncu "):
+            lines += ["", *counted(name, kernels)]
     gains = improvements(profiles)
     if gains:
         lines += ["", "What would gain most, if it reached the ceilings:", ""]
@@ -35,6 +38,16 @@ def table(name, profile):
         reached = "" if row["of_ceiling"] is None else f"{row['of_ceiling']:.0%}"
         yield (f"| {row['operation']} | {row['pass']} | {row['calls']:.0f} | {row['ms']:.3f} | {row['ms'] / step:.1%} | "
                f"{number(row['gflops'], 1e3)} | {number(row['gb_per_s'])} | {reached} |")
+
+
+def counted(name, kernels):
+    total = sum(kernel["ms"] for kernel in kernels.values())
+    yield f"{name}: {total:.2f} ms in kernels."
+    yield ""
+    yield "| kernel | launches | ms | share |"
+    yield "|---|---|---|---|"
+    for kernel, found in sorted(kernels.items(), key=lambda item: -item[1]["ms"]):
+        yield f"| {kernel} | {found['launches']} | {found['ms']:.3f} | {found['ms'] / total:.1%} |"
 
 
 def improvements(profiles):

@@ -1,4 +1,5 @@
 """The checks, those first that tell most."""
+import csv
 import json
 import os
 import platform
@@ -27,6 +28,8 @@ MODELS = {
 TINY = {name: (1, 32, 2, 16, 1, 0.0) for name in MODELS}
 # GPT-2's 50,257, padded.
 VOCABULARY = 50_304
+# What ncu measures of a kernel: nanoseconds, in one pass.
+DURATION = "gpu__time_duration.sum"
 # Our tokens per second over those of compiled PyTorch, at least.
 LEAST_RATIO = 1.15
 # Tests of an H200's 16 cores at once, each with its own kernels to compile.
@@ -71,6 +74,8 @@ class Stages:
             limit, at_once = 2 if name == "hangs" else 60, 2 if self.dry else AT_ONCE
             checks.once(name, lambda: checks.tests(name, self.here / name, limit, self.real, at_once, self.few(name)))
         checks.once("nccl", self.nccl)
+        if tool := self.tool("ncu"):
+            checks.once("ncu 124M", lambda: self.ncu(tool, "124M"))
 
     def b(self):
         """Kernels and products beside what the GPU can do, and the larger models."""
@@ -231,6 +236,27 @@ class Stages:
             return
         self.checks.number(f"profile {name}", profile)
         self.checks.row(f"profile {name}", "ok", f"{1e3 * profile['s_per_step']:.1f} ms a step")
+
+    def ncu(self, tool, name):
+        """The kernels of two steps and of what precedes them, without the gaps and the recording that a profile counts. Not
+        every machine lets ncu read the GPU's counters."""
+        how = ["--clock-control", "none", "--metrics", DURATION, "--csv", "--print-units", "base"]
+        command = [tool, *how, *self.bench(name, 1, 1)]
+        output, well = self.checks.run(f"ncu {name}", command, 150, quiet=True, failed="not there")
+        lines = output.splitlines()
+        table = next((at for at, line in enumerate(lines) if line.startswith('"ID"')), len(lines))
+        kernels = {}
+        for row in csv.DictReader(lines[table:]):
+            if row.get("Metric Name") == DURATION:
+                kernel = kernels.setdefault(row["Kernel Name"], {"launches": 0, "ms": 0.0})
+                kernel["launches"] += 1
+                kernel["ms"] += float(row["Metric Value"].replace(",", "")) / 1e6
+        if kernels:
+            self.checks.number(f"ncu {name}", kernels)
+            launches, ms = (sum(kernel[part] for kernel in kernels.values()) for part in ("launches", "ms"))
+            self.checks.row(f"ncu {name}", f"{ms:.1f} ms", f"{launches} launches, of two steps and what precedes them")
+        elif well:
+            self.checks.row(f"ncu {name}", "not there", "it has measured nothing")
 
     def kernels(self, group):
         """Kernels of a kind, in a process of their own: one that fails costs no other kind."""
