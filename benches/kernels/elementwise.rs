@@ -3,7 +3,8 @@
 //!
 //! The floor of an operation in memory is its bytes at the rate of a loop that only adds. That of one in the second-level
 //! cache is its arithmetic at the rate of multiply-adds on registers, each instruction for a vector counted once, also a
-//! division, which takes longer. Both rates are measured before and after each row, because machines change speed.
+//! division, which takes longer; that of a norm, which computes little, is its bytes at the cache's rate. All rates are measured
+//! before and after each row, because machines change speed.
 
 use ferrotron::tensor::ceilings::Ceilings;
 use ferrotron::tensor::ops::adafactor::{
@@ -13,6 +14,7 @@ use ferrotron::tensor::ops::adamw::{AdamW, adamw};
 use ferrotron::tensor::ops::cross_entropy::{
     CrossEntropyConfig, cross_entropy, cross_entropy_backward,
 };
+use ferrotron::tensor::ops::layer_norm::{layer_norm, layer_norm_backward};
 use ferrotron::tensor::ops::lion::{Lion, lion};
 use ferrotron::tensor::ops::pointwise::{unary, unary_backward};
 use ferrotron::tensor::ops::round::{Stochastic, round};
@@ -31,6 +33,8 @@ const LARGE: usize = 24 << 20;
 const SMALL: usize = 64 << 10;
 /// Rows of logits.
 const ROWS: usize = 4;
+/// Width of normalised rows: that of GPT-2 124M.
+const WIDTH: usize = 768;
 const ROUNDS: usize = 15;
 
 /// The least work of an operation for each element.
@@ -39,6 +43,8 @@ enum Floor {
     Arithmetic(f64),
     /// Bytes read and written.
     Memory(f64, f64),
+    /// Bytes read or written, all in the second-level cache.
+    Cache(f64),
 }
 
 pub fn table() {
@@ -72,7 +78,22 @@ fn rows() -> Result<()> {
         logits = Some(cross_entropy_backward(x, &targets, &lse, &config, &one)?);
         Ok(())
     })?;
+    norms(device)?;
     optimizers(device)
+}
+
+fn norms(device: &Device) -> Result<()> {
+    let full = |dims: &[usize], x| Tensor::full(device, DType::F32, dims, x);
+    let (x, dy) = (full(&[SMALL / WIDTH, WIDTH], 0.7)?, full(&[SMALL / WIDTH, WIDTH], 0.5)?);
+    let elements = x.numel();
+    let (weight, bias) = (full(&[WIDTH], 1.0)?, full(&[WIDTH], 0.0)?);
+    row(device, "layer_norm", elements, Floor::Cache(8.0), || {
+        layer_norm(&x, &weight, Some(&bias), 1e-5).map(drop)
+    })?;
+    let (_, mean, rstd) = layer_norm(&x, &weight, Some(&bias), 1e-5)?;
+    row(device, "layer_norm backward", elements, Floor::Cache(12.0), || {
+        layer_norm_backward(&dy, &x, &mean, &rstd, &weight, None).map(drop)
+    })
 }
 
 fn optimizers(device: &Device) -> Result<()> {
@@ -163,6 +184,7 @@ fn row(
             .map(|ceilings| ceilings.least_seconds(DType::F32, 0.0, read, written))
             .into_iter()
             .fold(f64::INFINITY, f64::min),
+        Floor::Cache(bytes) => bytes / before.cache.max(after.cache),
     };
     let (time, floor) = (16e9 * least / elements as f64, 16e9 * floor);
     println!("{name:40}{time:>12.2}{floor:>12.2}{:>8.2}", time / floor);

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Time a training step of ferrotron and of PyTorch alternately, and print the medians and their ratio.
+# Time a training step of ferrotron and of PyTorch alternately, and print the medians and their ratio, in each state of the
+# machine.
 #
 #   PYTHON=python3 benches/peers/side_by_side.sh [-n N] [-c] FERROTRON [FLAG ...]
 #
@@ -10,8 +11,11 @@
 #               4 sequences of 256. The character model of the README:
 #               --vocab-size 65 --hidden-size 128 --num-layers 4 --num-attention-heads 4 --seq-length 64
 #               --micro-batch-size 12 --warmup 50 --steps 200
+#               Both use all cores, unless --threads N tells otherwise.
 #
-# The systems take turns within a round, so that a machine that slows down or speeds up meets both alike.
+# The systems take turns within a round, so that a machine that slows down or speeds up meets both alike. A short loop of
+# Python before and after each run sorts it: both at 0.75 of the fastest loop's speed or more is "alone", both below, because
+# others use the cores, is "shared". A run between the two counts for neither, only in the medians of all runs.
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -40,20 +44,37 @@ if [ $# -eq 0 ]; then
         --micro-batch-size 4 --warmup 2 --steps 5
 fi
 
+case " $* " in
+*" --threads "*) ;;
+*) set -- "$@" --threads "$(nproc)" ;;
+esac
+
 lines=$(mktemp -d)
 trap 'rm -rf "$lines"' EXIT
 
+# Print the seconds of the loop: the median of 15 runs of some milliseconds.
+probe() {
+    "$python" -S -c '
+import statistics, time
+def run():
+    start = time.perf_counter()
+    sum(range(200_000))
+    return time.perf_counter() - start
+print(statistics.median(run() for _ in range(15)))'
+}
+
 # Keep the last line that is a JSON object: a program may print its progress before it.
 measure() { # name command...
-    local name=$1
+    local name=$1 before
     shift
+    before=$(probe)
     "$@" 2>"$lines/stderr" | grep '^{' | tail -n 1 >"$lines/one" || true
     if [ ! -s "$lines/one" ]; then
         echo "side_by_side: $name printed no JSON line:" >&2
         cat "$lines/stderr" >&2
         exit 1
     fi
-    cat "$lines/one" >>"$lines/$name"
+    echo "$before $(probe) $(cat "$lines/one")" >>"$lines/$name"
     echo "$name $(cat "$lines/one")"
 }
 
@@ -69,19 +90,39 @@ done
 import json, statistics, sys
 from pathlib import Path
 
-def medians(file):
-    rows = [json.loads(line) for line in file.read_text().splitlines()]
-    return {key: statistics.median(row[key] for row in rows) for key in ("s_per_step", "tokens_per_s", "gflops", "peak_rss_mb")}
+ALONE = 0.75
+KEYS = ("s_per_step", "tokens_per_s", "gflops", "peak_rss_mb")
+
+def runs(file):
+    for line in file.read_text().splitlines():
+        before, after, row = line.split(" ", 2)
+        yield [float(before), float(after)], json.loads(row)
 
 folder = Path(sys.argv[1])
-found = {name: medians(folder / name) for name in ("ferrotron", "torch-eager", "torch-compiled") if (folder / name).exists()}
-mine = found["ferrotron"]
-print(f"\n{'median':16}{'s/step':>12}{'tokens/s':>12}{'GFLOP/s':>10}{'peak MB':>10}{'speed-up':>10}{'memory':>8}")
-for name, row in found.items():
-    # How many times faster ferrotron is, and what part of the other's memory it needs.
-    faster, memory = row["s_per_step"] / mine["s_per_step"], mine["peak_rss_mb"] / row["peak_rss_mb"]
-    print(
-        f"{name:16}{row['s_per_step']:12.6f}{row['tokens_per_s']:12.1f}{row['gflops']:10.1f}{row['peak_rss_mb']:10.0f}"
-        f"{faster:9.2f}x{memory:7.2f}x"
-    )
+names = ("ferrotron", "torch-eager", "torch-compiled")
+found = {name: list(runs(folder / name)) for name in names if (folder / name).exists()}
+fastest = min(probe for rows in found.values() for probes, _ in rows for probe in probes)
+belongs = {
+    "all": lambda probe: True,
+    "alone": lambda probe: fastest / probe >= ALONE,
+    "shared": lambda probe: fastest / probe < ALONE,
+}
+for state, of in belongs.items():
+    taken = {name: [row for probes, row in rows if all(map(of, probes))] for name, rows in found.items()}
+    medians = {
+        name: {key: statistics.median(row[key] for row in rows) for key in KEYS} for name, rows in taken.items() if rows
+    }
+    if not medians:
+        continue
+    mine = medians.get("ferrotron")
+    title = f"median, {state}"
+    print(f"\n{title:16}{'s/step':>12}{'tokens/s':>12}{'GFLOP/s':>10}{'peak MB':>10}{'runs':>6}{'speed-up':>10}{'memory':>8}")
+    for name, row in medians.items():
+        line = f"{name:16}{row['s_per_step']:12.6f}{row['tokens_per_s']:12.1f}{row['gflops']:10.1f}{row['peak_rss_mb']:10.0f}"
+        line += f"{len(taken[name]):6}"
+        if mine:
+            # How many times faster ferrotron is, and what part of the other's memory it needs.
+            faster, memory = row["s_per_step"] / mine["s_per_step"], mine["peak_rss_mb"] / row["peak_rss_mb"]
+            line += f"{faster:9.2f}x{memory:7.2f}x"
+        print(line)
 PYTHON

@@ -2,8 +2,7 @@
 """The yardstick of `cargo bench --bench kernels -- gemm`: the products of a GPT-2 124M step in PyTorch (oneDNN, MKL).
 
 Prints a row for each product with GFLOP/s: median and best of the samples taken while the core had its units to
-itself ("alone") and while it shared them ("shared"). A small product before and after each sample tells the two
-apart: both at 0.75 of the fast ones' speed or more is "alone", both below is "shared".
+itself ("alone") and while it shared them ("shared"). A small product before and after each sample tells the two apart.
 """
 
 import argparse
@@ -12,16 +11,12 @@ import time
 
 import torch
 
+from states import by_state, limit, small_product, timed
+
 ROWS = 1024
 LAYERS = 12
 # (k, n, times in a step)
 LINEARS = [(768, 2304, LAYERS), (768, 768, LAYERS), (768, 3072, LAYERS), (3072, 768, LAYERS), (768, 50304, 1)]
-
-
-def timed(function):
-    start = time.perf_counter()
-    function()
-    return time.perf_counter() - start
 
 
 def product(kind, k, n, dtype):
@@ -47,14 +42,7 @@ def main():
     torch.set_num_threads(args.threads)
     torch.set_grad_enabled(False)
     dtype = torch.bfloat16 if args.dtype == "bf16" else torch.float32
-    a, b, c = (torch.randn(256, 256).to(dtype) for _ in range(3))
-
-    def probe():
-        return timed(lambda: torch.mm(a, b, out=c))
-
-    for _ in range(200):
-        probe()
-    rows, probes = [], []
+    probe, rows = small_product(dtype), []
     for kind in ("y", "dx", "dw"):
         for k, n, times in LINEARS:
             run, samples = product(kind, k, n, dtype), []
@@ -64,20 +52,15 @@ def main():
                 # The first probe after a product only brings the caches back.
                 before, seconds, _ = probe(), timed(run), probe()
                 samples.append((before, seconds, probe()))
-            probes += [probe for before, _, after in samples for probe in (before, after)]
             rows.append((kind, k, n, times, samples))
 
-    limit = sorted(probes)[len(probes) // 20] / 0.75
+    shared = limit([sample for *_, samples in rows for sample in samples])
     print(f"{'product':16}{'alone: median / best (samples)':>32}{'shared':>28}   GFLOP/s, {args.dtype}")
     totals = {"alone": [0.0, 0.0], "shared": [0.0, 0.0]}
     for kind, k, n, times, samples in rows:
         work = 2e-9 * ROWS * k * n
         cells = []
-        for state, belongs in (
-            ("alone", lambda p: p <= limit),
-            ("shared", lambda p: p > limit),
-        ):
-            taken = [s for before, s, after in samples if belongs(before) and belongs(after)]
+        for state, taken in by_state(samples, shared).items():
             if not taken:
                 cells.append("-")
                 continue

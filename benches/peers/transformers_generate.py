@@ -3,8 +3,8 @@
 
     benches/peers/transformers_generate.py [--tokens N] [--threads N]
 
-Weights are random; the vocabulary is padded to 50304. Prints a line for f32 and one for bf16, for 1, 4 and 8 texts
-together: the median of rounds, from the first generated token on, after one round that is not counted.
+Weights are random; the vocabulary is padded to 50304. Prints lines for f32 and bf16, for 1, 4 and 8 texts together, in each
+state of the core: the median step of rounds, from the first generated token on, after one round that is not counted.
 """
 
 import argparse
@@ -14,19 +14,29 @@ import time
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, StoppingCriteria, StoppingCriteriaList
 
+from states import by_state, limit, small_product
+
 ROUNDS = 3
 PROMPT = 16
 BATCHES = [1, 4, 8]
 
 
-class Moments(StoppingCriteria):
-    """Notes the time of each token, and stops nothing."""
+class Steps(StoppingCriteria):
+    """Notes the time from each token to the next, and stops nothing."""
 
-    def __init__(self):
-        self.times = []
+    def __init__(self, probe):
+        self.probe = probe
+        self.began = None
+        self.samples = []
 
     def __call__(self, ids, _scores, **_):
-        self.times.append(time.perf_counter())
+        now = time.perf_counter()
+        self.probe()  # the first one only brings the caches back
+        probe = self.probe()
+        if self.began:
+            before, start = self.began
+            self.samples.append((before, now - start, probe))
+        self.began = probe, time.perf_counter()
         return torch.zeros(ids.shape[0], dtype=torch.bool)
 
 
@@ -38,18 +48,23 @@ def main():
     torch.set_num_threads(arguments.threads)
     torch.manual_seed(1)
     model = GPT2LMHeadModel(GPT2Config(vocab_size=50304)).eval()
+    probe = small_product(torch.float32)
     for name, dtype in [("f32", torch.float32), ("bf16", torch.bfloat16)]:
         model = model.to(dtype)
         for batch in BATCHES:
-            seconds = [step_seconds(model, batch, arguments.tokens) for _ in range(ROUNDS + 1)]
-            speed = batch / statistics.median(seconds[1:])
-            print(f"gpt2-124m {name}, {batch} together: {speed:.1f} tokens/s, {arguments.threads} threads")
+            rounds = [steps(model, batch, arguments.tokens, probe) for _ in range(ROUNDS + 1)]
+            samples = sum(rounds[1:], [])
+            for state, taken in by_state(samples, limit(samples)).items():
+                if taken:
+                    speed = batch / statistics.median(taken)
+                    print(f"gpt2-124m {name}, {batch} together: {speed:.1f} tokens/s, "
+                          f"{arguments.threads} threads, {state} ({len(taken)})")
 
 
-def step_seconds(model, batch, tokens):
-    """Seconds from one token of each text to the next."""
+def steps(model, batch, tokens, probe):
+    """The steps from one token of each text to the next, with the probe before and after each."""
     prompt = torch.tensor([[i * 997 + 1 + text for i in range(PROMPT)] for text in range(batch)])
-    moments = Moments()
+    steps = Steps(probe)
     with torch.inference_mode():
         model.generate(
             prompt,
@@ -58,9 +73,9 @@ def step_seconds(model, batch, tokens):
             min_new_tokens=tokens + 1,
             max_new_tokens=tokens + 1,
             pad_token_id=0,
-            stopping_criteria=StoppingCriteriaList([moments]),
+            stopping_criteria=StoppingCriteriaList([steps]),
         )
-    return (moments.times[-1] - moments.times[0]) / (len(moments.times) - 1)
+    return steps.samples
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ use crate::cli::output;
 #[derive(Debug, Args)]
 pub struct BenchArgs {
     /// Number of token ids [default: 50304, GPT-2's 50257 padded to a multiple of 128]
-    #[arg(long, value_name = "N", default_value_t = 50_304)]
+    #[arg(long, value_name = "N", default_value_t = 50_304, hide_default_value = true)]
     vocab_size: usize,
     /// Samples per step
     #[arg(long, value_name = "N", default_value_t = 4)]
@@ -148,6 +148,7 @@ fn table(profile: &Profile, threads: Option<usize>) -> String {
     row(&mut out, ["outside of operations", "", "", &other, &share(*other_ms), "", "", ""]);
     row(&mut out, ["step", "", "", &step, &share(step_ms), "", "", ""]);
     let reach = match threads {
+        Some(1) => "1 thread reaches".into(),
         Some(threads) => format!("{threads} threads reach"),
         None => "The GPU reaches".into(),
     };

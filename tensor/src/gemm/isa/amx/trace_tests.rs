@@ -5,7 +5,9 @@ use super::blocking::Blocking;
 use super::emulator::{Event, trace};
 use super::product;
 use super::tests::{numbers, problem, trace_in_child};
-use crate::ThreadTeam;
+use crate::gemm::Accum;
+use crate::gemm::problem::{Bias, Operand, Problem, Target};
+use crate::{DType, ThreadTeam, bf16};
 use std::collections::{HashMap, HashSet};
 
 /// (m, k, n): one sum block and two chunks, several sum blocks, several cache blocks along k.
@@ -20,15 +22,55 @@ fn is_rows(register: usize) -> bool {
     matches!(register, 4 | 5)
 }
 
-/// The instructions of a product of one thread, and its cuts.
-fn traced([m, k, n]: [usize; 3]) -> (Vec<Event>, Blocking) {
+/// The products of a linear layer, y = x W^T + b, dx = dy W and dW += dy^T x, by where operands and results lie.
+#[derive(Debug, Clone, Copy)]
+enum Kind {
+    /// Rows of steps into f32.
+    Plain,
+    /// y: a bias is added, and the sum is rounded to bf16.
+    Rounded,
+    /// dx: the columns of the weight lie together.
+    Turned,
+    /// dW: lanes of both operands lie together, and the sum is added.
+    OverRows,
+}
+
+/// The cuts of a product for one thread.
+fn cuts([m, k, n]: [usize; 3]) -> Blocking {
+    Blocking::new([m, n, k], 1)
+}
+
+/// The instructions of this thread in a product of so many.
+fn traced(kind: Kind, size: [usize; 3], blocking: Blocking, threads: usize) -> Vec<Event> {
+    let [m, k, n] = size;
     let (lhs, rhs) = (numbers(m * k, 1), numbers(n * k, 2));
-    let mut dst = vec![0.0_f32; m * n];
-    let problem = problem(&lhs, &rhs, &mut dst, [m, k, n]);
-    let (blocking, alone) = (Blocking::new([m, n, k], 1), ThreadTeam::alone());
+    let (mut sums, mut rounded) = (vec![0.0_f32; m * n], vec![bf16::ZERO; m * n]);
+    let bias: Vec<bf16> = numbers(n, 3);
+    let plain = problem(&lhs, &rhs, &mut sums, size);
+    let turned = |operand: Operand| Operand {
+        lane_stride: 1,
+        step_stride: operand.lanes as isize,
+        ..operand
+    };
+    let problem = match kind {
+        Kind::Plain => plain,
+        Kind::Rounded => Problem {
+            target: Target {
+                data: rounded.as_mut_ptr().cast(),
+                dtype: DType::BF16,
+                ..plain.target
+            },
+            bias: Bias::Columns(bias.as_ptr().cast()),
+            ..plain
+        },
+        Kind::Turned => Problem { rhs: turned(plain.rhs), ..plain },
+        Kind::OverRows => {
+            Problem { lhs: turned(plain.lhs), rhs: turned(plain.rhs), accum: Accum::Add, ..plain }
+        }
+    };
+    let team = ThreadTeam::new(threads).unwrap();
     // SAFETY: the vectors hold the matrices; the instructions are emulated.
-    let events = trace(|| unsafe { product::run_with(blocking, alone, 1, problem, 1.0) }.unwrap());
-    (events, blocking)
+    trace(|| unsafe { product::run_with(blocking, &team, threads, problem, 1.0) }.unwrap())
 }
 
 #[test]
@@ -38,25 +80,37 @@ fn instructions_come_in_the_order_that_keeps_the_units_busy() {
     ) {
         return;
     }
-    for size in SIZES {
-        let [m, _, n] = size;
-        let (events, blocking) = traced(size);
+    // Each product of a layer, whole and ragged.
+    let ragged = [Kind::Plain, Kind::Rounded, Kind::Turned, Kind::OverRows]
+        .into_iter()
+        .flat_map(|kind| [(kind, SIZES[0]), (kind, [70, 100, 90])]);
+    for (kind, size) in SIZES.map(|size| (Kind::Plain, size)).into_iter().chain(ragged) {
+        let ([m, _, n], blocking) = (size, cuts(size));
+        let events = traced(kind, size, blocking, 1);
         let count =
             |wanted: fn(&Event) -> bool| events.iter().filter(|&event| wanted(event)).count();
-        assert_eq!(count(|event| *event == Event::Configure), 1, "{size:?}: configurations");
+        assert_eq!(
+            count(|event| *event == Event::Configure),
+            1,
+            "{kind:?} {size:?}: configurations"
+        );
         let multiplications = count(|event| matches!(event, Event::Multiply { .. }));
         let loads =
             count(|event| matches!(event, Event::Load { register, .. } if is_operand(*register)));
-        assert_eq!(loads, multiplications, "{size:?}: operand loads");
+        assert_eq!(loads, multiplications, "{kind:?} {size:?}: operand loads");
         let (mut done, mut last_into, mut waiting) = (0, [None; 8], 0);
         for event in &events {
             match *event {
                 Event::Load { stride, register, far, .. } => {
-                    assert_eq!(stride, 64, "{size:?}: rows of a tile lie together");
-                    assert_eq!(far, matches!(register, 6 | 7), "{size:?}: register {register}");
+                    assert_eq!(stride, 64, "{kind:?} {size:?}: rows of a tile lie together");
+                    assert_eq!(
+                        far,
+                        matches!(register, 6 | 7),
+                        "{kind:?} {size:?}: register {register}"
+                    );
                 }
                 Event::Store { register, stride, .. } => {
-                    assert_eq!(stride, 64, "{size:?}: rows of a tile lie together");
+                    assert_eq!(stride, 64, "{kind:?} {size:?}: rows of a tile lie together");
                     waiting += usize::from(last_into[register].is_some_and(|last| done - last < 3));
                     last_into[register] = None;
                 }
@@ -69,7 +123,22 @@ fn instructions_come_in_the_order_that_keeps_the_units_busy() {
         }
         // The three of the last microtile of each piece, behind which there is nothing to do meanwhile.
         let chunks = n.div_ceil(blocking.chunk) * blocking.cache_blocks[2];
-        assert_eq!(waiting, 3 * m.div_ceil(32) * chunks, "{size:?}: stores that wait");
+        assert_eq!(waiting, 3 * m.div_ceil(32) * chunks, "{kind:?} {size:?}: stores that wait");
+    }
+}
+
+#[test]
+fn each_thread_of_a_product_is_configured_once() {
+    if !trace_in_child("gemm::isa::amx::trace_tests::each_thread_of_a_product_is_configured_once") {
+        return;
+    }
+    for kind in [Kind::Rounded, Kind::Turned, Kind::OverRows] {
+        let size = [256, 768, 768];
+        let [m, k, n] = size;
+        let events = traced(kind, size, Blocking::new([m, n, k], 2), 2);
+        let configurations = events.iter().filter(|&event| *event == Event::Configure).count();
+        // The other thread may have done all of it.
+        assert!(configurations == 1 || events.is_empty(), "{kind:?}: {configurations}");
     }
 }
 
@@ -148,8 +217,12 @@ fn operands_stay_in_the_caches_that_they_are_cut_for() {
     ) {
         return;
     }
-    for size in SIZES {
-        let (events, blocking) = traced(size);
+    // A long left operand takes the longest chunk, of 1.6 MB.
+    let long = [64, 1024, 800];
+    let only = Blocking { columns: 800, chunk: 800, ..cuts(long) };
+    let sizes = SIZES.map(|size| (size, cuts(size)));
+    for (size, blocking) in sizes.into_iter().chain([(long, only)]) {
+        let events = traced(Kind::Plain, size, blocking, 1);
         let (mut l1, mut l2) = (Cache::new(48 << 10, 12), Cache::new(2 << 20, 16));
         // Misses of rows in L1 and of columns in L2, by line.
         let (mut rows, mut columns) = (HashMap::<usize, usize>::new(), HashSet::new());
