@@ -34,23 +34,24 @@ fn main() -> Result<()> {
     // Learned positions are not read but for one.
     let weights =
         config.num_parameters() as usize - config.max_position_embeddings * config.hidden_size;
+    let mut found = Vec::new();
     for dtype in [DType::F32, DType::BF16] {
         let gpt = Gpt::new(&Scope::new(&device, dtype, 1), &config)?;
         for batch in BATCHES {
             steps(&gpt, batch, tokens)?;
-            let mut samples = Vec::new();
-            for _ in 0..ROUNDS {
-                samples.extend(steps(&gpt, batch, tokens)?);
-            }
-            for (state, taken) in STATES.iter().zip(by_state(&samples, fast(&samples))) {
-                let (count, one) = (taken.len(), median(taken));
-                let speed = (weights * dtype.size()) as f64 / one / 1e9;
-                if count > 0 {
-                    println!(
-                        "gpt2-124m {dtype}, {batch} together: {:.1} tokens/s, {speed:.1} GB/s, {threads} threads, {state} ({count})",
-                        batch as f64 / one
-                    );
-                }
+            let rounds = (0..ROUNDS).map(|_| steps(&gpt, batch, tokens));
+            found.push((dtype, batch, rounds.collect::<Result<Vec<_>>>()?.concat()));
+        }
+    }
+    let fast = fast(found.iter().flat_map(|(.., samples)| samples));
+    for (dtype, batch, samples) in found {
+        for (state, taken) in STATES.iter().zip(by_state(&samples, fast)) {
+            let (count, one) = (taken.len(), median(taken));
+            let (rate, speed) = (batch as f64 / one, (weights * dtype.size()) as f64 / one / 1e9);
+            if count > 0 {
+                println!(
+                    "gpt2-124m {dtype}, {batch} together: {rate:.1} tokens/s, {speed:.1} GB/s, {threads} threads, {state} ({count})"
+                );
             }
         }
     }

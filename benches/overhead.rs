@@ -36,12 +36,15 @@ fn main() -> Result<()> {
     let tokens = (config.micro_batch_size * config.seq_length) as f64;
     let fast = fast(samples.iter().flatten());
     let states = samples.map(|samples| by_state(&samples, fast));
+    // A state may lack samples of one rank.
+    let shown = |x: f64| if x.is_nan() { "-".to_string() } else { format!("{x:.3}") };
     for (i, state) in STATES.iter().enumerate() {
         let rate = |of: &[Vec<f64>; 2]| tokens / median(of[i].clone());
         for ((name, ..), row) in ROWS.iter().zip(&states).filter(|(_, row)| !row[i].is_empty()) {
             let (rate, share) = (rate(row), rate(row) / rate(&states[0]));
             println!(
-                "{state:8}{name:20} {rate:8.1} tokens/s  {share:.3} of one rank ({} steps)",
+                "{state:8}{name:20} {rate:8.1} tokens/s  {} of one rank ({} steps)",
+                shown(share),
                 row[i].len()
             );
         }

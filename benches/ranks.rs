@@ -71,6 +71,8 @@ fn compare(kind: &str, steps: usize, words: &[&str]) -> Result<()> {
     let steps: Vec<Vec<Sample>> = found.iter().map(|costs| all(costs)).collect();
     let floors: Vec<Vec<Sample>> = floors.into_iter().map(|floors| floors.concat()).collect();
     let fast = fast(steps.iter().chain(&floors).flatten());
+    // A state may lack samples of one rank, or of the floor.
+    let shown = |x: f64| if x.is_nan() { "-".to_string() } else { format!("{x:.2}") };
     println!("{kind}: {BATCH} sequences of 64 tokens a step");
     for (i, state) in STATES.iter().enumerate() {
         let milliseconds = |samples: &[Sample]| {
@@ -85,12 +87,12 @@ fn compare(kind: &str, steps: usize, words: &[&str]) -> Result<()> {
             }
             let floor = match floors[row].is_empty() {
                 true => String::new(),
-                false => format!(", floor {:.2} ms", milliseconds(&floors[row]).1),
+                false => format!(", floor {} ms", shown(milliseconds(&floors[row]).1)),
             };
             println!(
-                "{}: {step:7.2} ms, {:5.2} x one rank, {:6.0} switches, collectives {:.2} ms{floor}, {state} ({count} steps)",
+                "{}: {step:7.2} ms, {:>5} x one rank, {:6.0} switches, collectives {:.2} ms{floor}, {state} ({count} steps)",
                 name(layouts[row]),
-                step / milliseconds(&steps[0]).1,
+                shown(step / milliseconds(&steps[0]).1),
                 of(|cost| cost.switches),
                 of(|cost| cost.collectives),
             );

@@ -1,6 +1,7 @@
-//! Sorts samples by the state of the core. A core may share its units and caches with another one that runs other work, at
-//! a third of the speed. So a short loop in the L1 cache, before and after each sample, sorts it: both at 0.75 of the fast
-//! loops' speed or more is "alone", both below is "shared", and a sample between the two counts for neither.
+//! Sorts samples by the state of the core, which may share its units and caches with another one, at a third of the speed.
+//!
+//! A short loop in the L1 cache, before and after each sample, tells the state. Both at 0.75 of the fast loops' speed or more
+//! is "alone", both below is "shared". A sample between the two counts for neither.
 
 use std::time::Instant;
 

@@ -45,8 +45,8 @@ if [ $# -eq 0 ]; then
 fi
 
 case " $* " in
-*" --threads "*) ;;
-*) set -- "$@" --threads "$(nproc)" ;;
+*" --threads"[\ =]*) ;;
+*) set -- --threads "$(nproc)" "$@" ;;
 esac
 
 lines=$(mktemp -d)

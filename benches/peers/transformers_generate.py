@@ -48,17 +48,19 @@ def main():
     torch.set_num_threads(arguments.threads)
     torch.manual_seed(1)
     model = GPT2LMHeadModel(GPT2Config(vocab_size=50304)).eval()
-    probe = small_product(torch.float32)
+    probe, found = small_product(torch.float32), []
     for name, dtype in [("f32", torch.float32), ("bf16", torch.bfloat16)]:
         model = model.to(dtype)
         for batch in BATCHES:
             rounds = [steps(model, batch, arguments.tokens, probe) for _ in range(ROUNDS + 1)]
-            samples = sum(rounds[1:], [])
-            for state, taken in by_state(samples, limit(samples)).items():
-                if taken:
-                    speed = batch / statistics.median(taken)
-                    print(f"gpt2-124m {name}, {batch} together: {speed:.1f} tokens/s, "
-                          f"{arguments.threads} threads, {state} ({len(taken)})")
+            found.append((name, batch, sum(rounds[1:], [])))
+    shared = limit([sample for *_, samples in found for sample in samples])
+    for name, batch, samples in found:
+        for state, taken in by_state(samples, shared).items():
+            if taken:
+                speed = batch / statistics.median(taken)
+                print(f"gpt2-124m {name}, {batch} together: {speed:.1f} tokens/s, "
+                      f"{arguments.threads} threads, {state} ({len(taken)})")
 
 
 def steps(model, batch, tokens, probe):

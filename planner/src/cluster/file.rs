@@ -181,6 +181,9 @@ fn cores(keys: &Keys<'_>) -> Result<Cores> {
 /// The shares of a table.
 fn shares(keys: &Keys<'_>, of: &str) -> Result<BTreeMap<String, f64>> {
     let share = |name: String| {
+        if !name.starts_with("attention") {
+            return Err(keys.error(&format!("{of}.{name}"), "is no kernel of fused attention"));
+        }
         let value = keys.share(&format!("{of}.{name}"))?;
         Ok((name, value))
     };
@@ -281,6 +284,11 @@ mod tests {
                 "[node]",
                 "[gpu.kernel_efficiency]\nattention_64 = 1.5\n[node]",
                 "gpu.kernel_efficiency.attention_64 is 1.5",
+            ),
+            (
+                "[node]",
+                "[gpu.kernel_efficiency]\ngelu = 0.5\n[node]",
+                "gpu.kernel_efficiency.gelu is no kernel of fused attention",
             ),
             (
                 "[node]",

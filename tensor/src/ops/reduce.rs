@@ -11,10 +11,9 @@
 mod fold;
 mod view;
 
-use super::cast::cast;
 use super::rows::for_rows;
 use crate::{DType, Element, Error, Real, Result, Tensor, dispatch_float};
-use fold::{Max, Sum, SumExp, fold, fold_row, join};
+use fold::{Max, Sum, SumExp, fold_row, reduce};
 use smallvec::SmallVec;
 pub use view::KeepDims;
 use view::{chosen, view};
@@ -34,7 +33,7 @@ pub fn sum(x: &Tensor, dims: &[isize], keep: KeepDims) -> Result<Tensor> {
         return Ok(y);
     }
     dispatch_float!("sum", x.dtype(), T => {
-        join::<Sum, T>(fold::<Sum, T>(&view, None)?, view.dims(keep), Real::ONE)
+        reduce::<Sum, T, T>(&view, None, view.dims(keep), Real::ONE)
     })
 }
 
@@ -52,7 +51,7 @@ pub fn mean(x: &Tensor, dims: &[isize], keep: KeepDims) -> Result<Tensor> {
     }
     dispatch_float!("mean", x.dtype(), T => {
         let n = <T as Element>::Acc::from_f64(view.reduced as f64);
-        join::<Sum, T>(fold::<Sum, T>(&view, None)?, view.dims(keep), n)
+        reduce::<Sum, T, T>(&view, None, view.dims(keep), n)
     })
 }
 
@@ -66,7 +65,7 @@ pub fn amax(x: &Tensor, dims: &[isize], keep: KeepDims) -> Result<Tensor> {
         return Ok(y);
     }
     dispatch_float!("amax", x.dtype(), T => {
-        join::<Max, T>(fold::<Max, T>(&view, None)?, view.dims(keep), Real::ONE)
+        reduce::<Max, T, T>(&view, None, view.dims(keep), Real::ONE)
     })
 }
 
@@ -80,17 +79,18 @@ pub fn log_sum_exp(x: &Tensor, dims: &[isize], keep: KeepDims) -> Result<Tensor>
         // An infinite maximum is not subtracted: infinity minus infinity is NaN.
         type Acc = <T as Element>::Acc;
         let rows = [view.outer * view.inner];
-        let mut shift = join::<Max, Acc>(fold::<Max, T>(&view, None)?, &rows, Real::ONE)?;
+        let mut shift = reduce::<Max, T, Acc>(&view, None, &rows, Real::ONE)?;
         for x in shift.as_mut_slice::<Acc>()? {
             *x = if x.is_finite() { *x } else { Real::ZERO };
         }
         let shift = shift.as_slice::<Acc>()?;
-        let sums = fold::<SumExp, T>(&view, Some(shift))?;
-        let mut sums = join::<SumExp, Acc>(sums, &rows, Real::ONE)?;
-        for (x, &shift) in sums.as_mut_slice::<Acc>()?.iter_mut().zip(shift) {
-            *x = x.ln() + shift;
+        let sums = reduce::<SumExp, T, Acc>(&view, Some(shift), &rows, Real::ONE)?;
+        let sums = sums.as_slice::<Acc>()?.iter().zip(shift);
+        let mut out = Tensor::empty(x.device(), x.dtype(), view.dims(keep))?;
+        for (y, (sum, &shift)) in out.as_mut_slice::<T>()?.iter_mut().zip(sums) {
+            *y = T::from_acc(sum.ln() + shift);
         }
-        cast(&sums.reshape(view.dims(keep))?, x.dtype())
+        Ok(out)
     })
 }
 

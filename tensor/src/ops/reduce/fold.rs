@@ -120,20 +120,33 @@ vectorized! {
     }
 }
 
-/// The reduced values of each block (outer, blocks, inner) in the accumulator dtype. `shift` has one value per row.
-pub(super) fn fold<F: Fold, T: Element>(
+/// The reduced values, divided by `n`, in dtype D with the given dims. `shift` has one value per row.
+pub(super) fn reduce<F: Fold, T: Element, D: Element<Acc = T::Acc>>(
     view: &ReduceView,
     shift: Option<&[T::Acc]>,
+    dims: &[usize],
+    n: T::Acc,
 ) -> Result<Tensor> {
-    let ReduceView { x, outer, reduced, inner, .. } = view;
-    let (outer, reduced, inner) = (*outer, *reduced, *inner);
-    let block = if inner == 1 { ROW_BLOCK } else { COLUMN_BLOCK };
-    let blocks = reduced.div_ceil(block).max(1);
-    let acc = T::Acc::DTYPE;
-    let mut partial = Tensor::empty(x.device(), acc, &[outer, blocks, inner])?;
-    let _span = kernel_span!("reduce", x.dtype(), 0, [x] => [&partial]);
+    let block = if view.inner == 1 { ROW_BLOCK } else { COLUMN_BLOCK };
+    let blocks = view.reduced.div_ceil(block).max(1);
+    let sizes = [view.outer, blocks, view.inner];
+    let mut parts = Tensor::empty(view.x.device(), T::Acc::DTYPE, &sizes)?;
+    let _span = kernel_span!("reduce", view.x.dtype(), 0, [&view.x] => [&parts]);
+    fold::<F, T>(view, shift, block, &mut parts)?;
+    join::<F, D>(parts, dims, n)
+}
+
+/// Fills `parts` (outer, blocks, inner) with the reduced values of each block in the accumulator dtype.
+fn fold<F: Fold, T: Element>(
+    view: &ReduceView,
+    shift: Option<&[T::Acc]>,
+    block: usize,
+    parts: &mut Tensor,
+) -> Result<()> {
+    let ReduceView { x, reduced, inner, .. } = view;
+    let (reduced, inner, blocks) = (*reduced, *inner, parts.dims()[1]);
     let elements = x.as_slice::<T>()?;
-    let out = partial.as_mut_slice::<T::Acc>()?;
+    let out = parts.as_mut_slice::<T::Acc>()?;
     let work = elements.len() / F::PER_NANOSECOND;
     for_rows(x.device(), (out, inner), work, |first, rows| {
         for (i, row) in rows.chunks_exact_mut(inner).enumerate() {
@@ -149,15 +162,11 @@ pub(super) fn fold<F: Fold, T: Element>(
             }
         }
     });
-    Ok(partial)
+    Ok(())
 }
 
 /// Joins the values of the blocks, divides them by `n`, and returns them in dtype T with the given dims.
-pub(super) fn join<F: Fold, T: Element>(
-    parts: Tensor,
-    dims: &[usize],
-    n: T::Acc,
-) -> Result<Tensor> {
+fn join<F: Fold, T: Element>(parts: Tensor, dims: &[usize], n: T::Acc) -> Result<Tensor> {
     let &[_, blocks, inner] = parts.dims() else { unreachable!("parts have three dims") };
     if blocks == 1 && T::DTYPE == T::Acc::DTYPE && n == T::Acc::ONE {
         return parts.reshape(dims);
