@@ -1,6 +1,6 @@
 //! Tokens per second that GPT-2 124M generates greedily, in f32 and in bf16, 1, 4 and 8 texts together, and the bytes of
-//! weights that are read for them beside what the memory gives one thread and all, in each state of the core. `benches/peers/transformers_generate.py`
-//! prints the same of Hugging Face's transformers; neither needs trained weights.
+//! weights that are read for them beside what the memory gives one thread and all, in each state of the core.
+//! `benches/peers/transformers_generate.py` prints the same of Hugging Face's transformers; neither needs trained weights.
 //!
 //! `cargo bench --bench generate [-- TOKENS]`. A token after the prompt costs a forward over one position of each text,
 //! which reads every weight once but for the embeddings.

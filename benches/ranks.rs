@@ -71,28 +71,29 @@ fn compare(kind: &str, steps: usize, words: &[&str]) -> Result<()> {
     let steps: Vec<Vec<Sample>> = found.iter().map(|costs| all(costs)).collect();
     let floors: Vec<Vec<Sample>> = floors.into_iter().map(|floors| floors.concat()).collect();
     let fast = fast(steps.iter().chain(&floors).flatten());
+    let [steps, floors] = [steps, floors]
+        .map(|rows| rows.iter().map(|samples| by_state(samples, fast)).collect::<Vec<_>>());
     // A state may lack samples of one rank, or of the floor.
     let shown = |x: f64| if x.is_nan() { "-".to_string() } else { format!("{x:.2}") };
     println!("{kind}: {BATCH} sequences of 64 tokens a step");
     for (i, state) in STATES.iter().enumerate() {
-        let milliseconds = |samples: &[Sample]| {
-            let taken = std::mem::take(&mut by_state(samples, fast)[i]);
-            (taken.len(), median(taken) * 1e3)
-        };
+        let milliseconds = |states: &[Vec<f64>; 2]| median(states[i].clone()) * 1e3;
         for (row, costs) in found.iter().enumerate() {
             let of = |pick: fn(&Cost) -> f64| median(costs.iter().map(pick).collect());
-            let (count, step) = milliseconds(&steps[row]);
+            let count = steps[row][i].len();
             if count == 0 {
                 continue;
             }
-            let floor = match floors[row].is_empty() {
-                true => String::new(),
-                false => format!(", floor {} ms", shown(milliseconds(&floors[row]).1)),
+            let (ranks, tp) = layouts[row];
+            let floor = match ranks > tp {
+                true => format!(", floor {} ms", shown(milliseconds(&floors[row]))),
+                false => String::new(),
             };
+            let step = milliseconds(&steps[row]);
             println!(
                 "{}: {step:7.2} ms, {:>5} x one rank, {:6.0} switches, collectives {:.2} ms{floor}, {state} ({count} steps)",
                 name(layouts[row]),
-                shown(step / milliseconds(&steps[0]).1),
+                shown(step / milliseconds(&steps[0])),
                 of(|cost| cost.switches),
                 of(|cost| cost.collectives),
             );
@@ -103,7 +104,7 @@ fn compare(kind: &str, steps: usize, words: &[&str]) -> Result<()> {
 
 /// The cost of steps.
 struct Cost {
-    /// Of rank 0.
+    /// Samples of the steps of rank 0.
     steps: Vec<Sample>,
     /// Context switches of all ranks.
     switches: f64,
