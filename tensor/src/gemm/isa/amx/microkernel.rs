@@ -275,15 +275,12 @@ with_avx512! { enabled!
     ///
     /// # Safety
     /// The thread's tile registers have the shapes of [`super::config`]; the list's pointers hold what its
-    /// documentation says, with room for whole microtiles; the processor has AMX.
-    pub(super) unsafe fn run(list: &[Microtile], alpha: f32) {
+    /// documentation says, with room for whole microtiles; `unused` has room for the sums of one, which nothing reads
+    /// before it is written again; the processor has AMX.
+    pub(super) unsafe fn run(list: &[Microtile], alpha: f32, unused: *mut u8) {
         debug_assert!(list.split_last().is_some_and(|(last, rest)| {
             last.steps == 0 && rest.iter().all(|microtile| microtile.steps > 0)
         }));
-        #[repr(align(64))]
-        struct Sums([std::mem::MaybeUninit<u8>; SUMS_BYTES]);
-        // What the registers hold before the first microtile is stored here and not looked at.
-        let mut nowhere = Sums([std::mem::MaybeUninit::uninit(); SUMS_BYTES]);
         let constants = Constants {
             upper_words: std::array::from_fn(|i| 2 * i as u16 + 1),
             alpha,
@@ -300,7 +297,7 @@ with_avx512! { enabled!
                 "vpbroadcastd zmm27, [r15 + 72]",
                 "vpbroadcastd zmm26, [r15 + 76]",
                 // Loop over the list: rdi the microtile, rax and rcx its steps, r10 how many are left, r8 where the
-                // sums before belong, rsi and r13 what is fetched.
+                // registers' sums belong (before the first microtile they are nobody's), rsi and r13 what is fetched.
                 "2:",
                 "mov rax, [rdi]",
                 "mov rcx, [rdi + 8]",
@@ -361,7 +358,7 @@ with_avx512! { enabled!
                 "jnz 2b",
                 inout("rdi") list.as_ptr() => _,
                 in("rdx") 64_usize,
-                inout("r8") nowhere.0.as_mut_ptr() => _,
+                inout("r8") unused => _,
                 in("r15") &constants,
                 out("rsi") _, out("rax") _, out("rcx") _, out("r9") _, out("r10") _, out("r11") _, out("r12") _, out("r13") _,
                 out("r14") _,

@@ -144,7 +144,7 @@ impl Work for Product {
         unsafe {
             let piece = self.piece(block, number, thread);
             piece.prepare();
-            microkernel::run(piece.microtiles(), self.alpha);
+            microkernel::run(piece.microtiles(), self.alpha, piece.finished);
             piece.epilogue();
         }
     }
