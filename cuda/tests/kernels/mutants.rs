@@ -39,6 +39,8 @@ const MUTANTS: &[Mutant] = mutants! {
     larger_scores_not_subtracted in "attention": "if (grown) shift[half] = largest;" => "";
     largest_before_a_negative_scale in "attention": "&& cap <= 0 && scale > 0" => "&& cap <= 0";
     diagonal_masked in "attention": "position + 1 < a.keys ? position + 1" => "position < a.keys ? position";
+    far_gradients_of_keys_in_32_bits in "attention_warpgroup": "dk += batch * a.dk[0]" => "dk += (int)(batch * a.dk[0])";
+    far_values_in_32_bits in "attention": "v += batch * a.v[0]" => "v += (int)(batch * a.v[0])";
     products_not_waited_for in "attention_warpgroup": "    products_wait<LATER>();\n" => "";
     gradients_of_scores_not_waited_for in "attention_warpgroup": "finish<0>(dp);" => "";
     tiles_not_shown_to_products in "attention_warpgroup": "INLINE void show_tiles() { show_to_products(); }" => "INLINE void show_tiles() {}";

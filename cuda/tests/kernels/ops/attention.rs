@@ -43,7 +43,7 @@ pub fn check(simulator: &Simulator) {
     for problem in problems(both, &sizes) {
         compare(simulator, &problem);
     }
-    far::attentions(simulator);
+    far::attentions(simulator, |pass| Blocks::new(pass, 64, true));
 }
 
 /// Operands and what the CPU makes of them.

@@ -5,6 +5,7 @@ use ferrotron_tensor::ops::attention::AttentionMask;
 use super::attention::{Problem, compare_passes, tile};
 use super::attention_merge::merges;
 use super::attention_problems::{problems, restricted, scaled};
+use super::far;
 use crate::simulator::Simulator;
 
 pub fn check(simulator: &Simulator) {
@@ -16,6 +17,7 @@ pub fn check(simulator: &Simulator) {
         [1, 131, 70, 1, 1, 128], // queries that see no key, where the mask is causal
         [1, 65, 65, 2, 2, 40],
         [1, 33, 97, 1, 1, 72],
+        [1, 24, 2048, 1, 1, 96], // the last queries of a long sequence
     ];
     // What the most mutants fail at comes first.
     let both = [DType::BF16, DType::F16];
@@ -35,6 +37,7 @@ pub fn check(simulator: &Simulator) {
     for problem in problems(both, &sizes) {
         compare(simulator, &problem);
     }
+    far::attentions(simulator, |pass| Blocks::of_warpgroups(pass, 64).unwrap());
 }
 
 /// Compares each pass with the CPU.

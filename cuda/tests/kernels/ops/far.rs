@@ -2,13 +2,13 @@
 //! between is never touched, so it takes no memory.
 
 use ferrotron_cuda::arguments::Layout;
-use ferrotron_cuda::attention::Pass;
+use ferrotron_cuda::attention::{Blocks, Pass};
 use ferrotron_tensor::DType;
 use ferrotron_tensor::ops::attention::AttentionMask;
 use ferrotron_tensor::ops::rotary::{Direction, RotaryTable, rotary};
 
 use super::attention::Problem;
-use crate::simulator::{Sanitizer, Simulator};
+use crate::simulator::{Launch, Sanitizer, Simulator};
 use crate::support::*;
 
 /// Elements of 16 bits between two samples.
@@ -41,14 +41,20 @@ impl Far {
     }
 
     /// The address of an operand, as an argument.
-    fn operand(&self, number: usize) -> u64 {
-        self.memory[number * ROOM..].as_ptr() as u64
+    fn operand(&mut self, number: usize) -> u64 {
+        self.memory[number * ROOM..].as_mut_ptr() as u64
+    }
+
+    /// The bytes of an operand, its samples side by side.
+    fn result(&self, number: usize, len: usize) -> Vec<u8> {
+        let sample = |sample: usize| &self.memory[number * ROOM + sample * 2 * APART..][..len / 2];
+        [sample(0), sample(1)].concat()
     }
 }
 
 pub fn copies(simulator: &Simulator) {
     let x = random(DType::BF16, &[2, 33], 1);
-    let Some(far) = Far::new(&[&bytes(&x)]) else { return };
+    let Some(mut far) = Far::new(&[&bytes(&x)]) else { return };
     let mut y = room(DType::BF16, x.numel());
     let layout = Layout::new(&[2, 33], &[&[APART as isize, 1], &[33, 1]]).unwrap();
     let kernel = simulator.kernel("copy", element(DType::BF16)).value(far.operand(0));
@@ -59,7 +65,7 @@ pub fn copies(simulator: &Simulator) {
 pub fn rotations(simulator: &Simulator) {
     let dims = [2, 3, 2, 16];
     let x = random(DType::BF16, &dims, 1);
-    let Some(far) = Far::new(&[&bytes(&x)]) else { return };
+    let Some(mut far) = Far::new(&[&bytes(&x)]) else { return };
     let table = RotaryTable::new(&device(), DType::BF16, 0..3, 16, 10_000.0).unwrap();
     let [cos, sin] = table.tensors().map(bytes);
     let mut y = room(DType::BF16, x.numel());
@@ -75,39 +81,51 @@ pub fn rotations(simulator: &Simulator) {
     assert_close("rotary of far samples", &read(DType::BF16, &dims, &y), &want, eps, eps);
 }
 
-/// Forward and dq, to the bit what samples side by side give.
-pub fn attentions(simulator: &Simulator) {
+/// Each pass of the kernels with these blocks: far operands and results, to the bit as side by side.
+pub fn attentions(simulator: &Simulator, blocks_of: impl Fn(Pass) -> Blocks) {
     let problem = Problem::separate(DType::BF16, [2, 40, 70, 2, 2, 64], AttentionMask::Causal);
-    let operands: [&[u8]; 4] =
-        [&problem.memory[0], &problem.memory[1], &problem.memory[2], &problem.dout];
-    let Some(far) = Far::new(&operands) else { return };
-    let grid = [1, 2, 2];
-    let (mut out, mut lse) = (problem.room(0), problem.room(1));
-    let near = problem.forward(simulator, "attention", "_64").output(&mut out).output(&mut lse);
-    problem.run(near, problem.blocks(Pass::Forward), grid);
+    let [q, k, v] = problem.memory.each_ref().map(Vec::as_slice);
+    let mut results = [0, 2, 3, 4].map(|which| problem.room(which)); // out, dq, dk, dv
+    let [out, dq, dk, dv] = &results;
+    let operands: [&[u8]; 8] = [q, k, v, &problem.dout, out, dq, dk, dv];
+    let Some(mut far) = Far::new(&operands) else { return };
     let statistics = problem.statistics(simulator);
-    let mut dq = problem.room(2);
-    let name = ("attention_backward_queries", "_64");
-    let near = problem.backward(simulator, name, &statistics).output(&mut dq);
-    problem.run(near, problem.blocks(Pass::Queries), grid);
+    let mut lse = problem.room(1);
+    let grid = |pass| {
+        let lanes = if pass == Pass::Keys { 70_usize } else { 40 };
+        [lanes.div_ceil(blocks_of(pass).rows), 2, 2]
+    };
+
+    let [out, dq, dk, dv] = &mut results;
+    let near = problem.forward(simulator, "attention", "_64").output(out).output(&mut lse);
+    problem.run(near, blocks_of(Pass::Forward), grid(Pass::Forward));
+    let near = |name| problem.backward(simulator, (name, "_64"), &statistics);
+    let queries = near("attention_backward_queries").output(dq);
+    problem.run(queries, blocks_of(Pass::Queries), grid(Pass::Queries));
+    let keys = near("attention_backward_keys").output(dk).output(dv);
+    problem.run(keys, blocks_of(Pass::Keys), grid(Pass::Keys));
 
     let mut a = problem.a;
-    for strides in [&mut a.q, &mut a.k, &mut a.v, &mut a.dout] {
+    for strides in
+        [&mut a.q, &mut a.k, &mut a.v, &mut a.dout, &mut a.out, &mut a.dq, &mut a.dk, &mut a.dv]
+    {
         strides[0] = APART as i64;
     }
-    let kernel = |name: &str, operands: usize| {
-        let kernel = simulator.kernel(name, element(DType::BF16));
-        (0..operands).fold(kernel, |kernel, number| kernel.value(far.operand(number)))
+    let mut far_lse = problem.room(1);
+    let [q, k, v, dout, out, dq, dk, dv] = std::array::from_fn(|number| far.operand(number));
+    let kernel = |name: &str| {
+        simulator.kernel(&format!("{name}_64"), element(DType::BF16)).value(q).value(k).value(v)
     };
-    let (mut far_out, mut far_lse) = (problem.room(0), problem.room(1));
-    let forward = kernel("attention_64", 3).output(&mut far_out).output(&mut far_lse);
-    let blocks = problem.blocks(Pass::Forward);
-    forward.value(a).dynamic(blocks.shared).run(grid, [blocks.threads, 1, 1]);
-    assert!(far_out == out && far_lse == lse, "attention of far samples");
-    let mut far_dq = problem.room(2);
-    let backward = kernel("attention_backward_queries_64", 4);
-    let backward = backward.input(&statistics[0]).input(&statistics[1]).output(&mut far_dq);
-    let blocks = problem.blocks(Pass::Queries);
-    backward.value(a).dynamic(blocks.shared).run(grid, [blocks.threads, 1, 1]);
-    assert!(far_dq == dq, "dq of far samples");
+    let backward = |name| kernel(name).value(dout).input(&statistics[0]).input(&statistics[1]);
+    let run = |launch: Launch<'_>, pass| {
+        let blocks = blocks_of(pass);
+        launch.value(a).dynamic(blocks.shared).run(grid(pass), [blocks.threads, 1, 1]);
+    };
+    run(kernel("attention").value(out).output(&mut far_lse), Pass::Forward);
+    run(backward("attention_backward_queries").value(dq), Pass::Queries);
+    run(backward("attention_backward_keys").value(dk).value(dv), Pass::Keys);
+    assert!(far_lse == lse, "lse of far samples");
+    for (name, (number, near)) in ["out", "dq", "dk", "dv"].iter().zip((4..).zip(&results)) {
+        assert!(far.result(number, near.len()) == *near, "{name} of far samples");
+    }
 }
