@@ -23,7 +23,11 @@ ROW = ("name", "result", "detail", "check")
 
 
 class OutOfBudget(Exception):
-    """The next check would not end in time."""
+    """The next check would not end in time, or this one was ended: `output` is what it printed before."""
+
+    def __init__(self, output=""):
+        super().__init__()
+        self.output = output
 
 
 class Checks:
@@ -113,7 +117,7 @@ class Checks:
         output = output.decode(errors="replace")
         last = self.keep(log, command, output)
         if code != 0 and limit < wanted and time.monotonic() - start >= limit:
-            raise OutOfBudget  # the check may be sound
+            raise OutOfBudget(output)  # the check may be sound
         took = time.monotonic() - start
         if not quiet or code != 0:
             why = f", {last}" if code != 0 and last else ""

@@ -7,7 +7,7 @@ import re
 import shutil
 import subprocess
 
-from .runner import last_object, objects
+from .runner import OutOfBudget, last_object, objects
 
 # NVIDIA's data sheets: dense bf16 TFLOP/s, the denominator of llm.c's MFU, by a part of the GPU's name. Those of the H100
 # and H200 SXM unless another is known.
@@ -264,14 +264,22 @@ class Stages:
         self.measure(f"kernels: {group}", [self.here / ("crashing-kernels" if self.dry else "kernels"), group])
 
     def measure(self, name, command, prefix="", detail=lambda number: number["unit"]):
-        """Takes the numbers that a command prints, a JSON object each."""
-        output, well = self.checks.run(name, command, 120)
-        found = objects(output)
-        if not found:
+        """Takes the numbers that a command prints, a JSON object each; those before its end, if the budget ends it."""
+
+        def take(output):
+            found = objects(output)
+            for number in found:
+                self.checks.number(prefix + number["name"], number)
+                self.checks.row(prefix + number["name"], f"{number['value']:.1f}", detail(number))
+            return found
+
+        try:
+            output, well = self.checks.run(name, command, 120)
+        except OutOfBudget as ended:
+            take(ended.output)
+            raise
+        if not take(output):
             self.checks.row(name, "FAILED (no numbers)", "it has measured nothing")
-        for number in found:
-            self.checks.number(prefix + number["name"], number)
-            self.checks.row(prefix + number["name"], f"{number['value']:.1f}", detail(number))
         if not well:
             self.checks.again(name, command, 120)
 
