@@ -3,10 +3,11 @@
 use ferrotron_tensor::ops::softmax::{
     log_softmax, log_softmax_backward, softmax, softmax_backward,
 };
-use ferrotron_tensor::{Result, Tensor};
+use ferrotron_tensor::{DType, Result, Tensor};
+use std::process::Command;
 
 use crate::both::{assert_close, cpu, rounding, there, views};
-use crate::support::{FLOATS, gpu, random};
+use crate::support::{FLOATS, gpu, random, stand_in};
 
 #[test]
 fn softmax_along_any_dim_gives_what_the_cpu_gives() -> Result<()> {
@@ -49,6 +50,33 @@ fn softmax_along_any_dim_gives_what_the_cpu_gives() -> Result<()> {
                 }
             }
         }
+    }
+    Ok(())
+}
+
+/// The stand-in lets kernels fail whose names begin so.
+const FAILS: &str = "FERROTRON_STAND_IN_FAILS";
+
+/// An error of the GPU belongs to whoever waits next, and stays; with the driver's variable it is that of the kernel.
+#[test]
+fn a_kernel_that_fails_is_named_where_launches_wait() -> Result<()> {
+    let test = "a_kernel_that_fails_is_named_where_launches_wait";
+    let Some(device) = stand_in(test)? else { return Ok(()) };
+    if std::env::var_os(FAILS).is_some() {
+        let x = random(&device, DType::F32, &[3, 5], 1)?;
+        let y = softmax(&x.add(&x)?, 1).and_then(|y| y.add(&y))?;
+        return y.to_vec::<f32>().map(drop);
+    }
+    for (blocking, named) in [
+        ("0", "Error: Device error: cuStreamSynchronize: "),
+        ("1", "Error: Device error: softmax: the launch failed: "),
+    ] {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.args([&format!("softmax::{test}"), "--exact", "--nocapture"]);
+        let out =
+            command.env(FAILS, "softmax").env("CUDA_LAUNCH_BLOCKING", blocking).output().unwrap();
+        let text = String::from_utf8_lossy(&out.stderr);
+        assert!(!out.status.success() && text.contains(named), "{blocking}: {text}");
     }
     Ok(())
 }
