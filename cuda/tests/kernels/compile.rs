@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use ferrotron_tensor::ops::table::kernel_rows;
 
-use crate::machine_code::{Facts, compare, disassembler, facts};
+use crate::machine_code::{Facts, compare, disassembler, facts, is_tables};
 
 /// A100, H100 and H200, B200.
 const ARCHITECTURES: [Architecture; 3] = [
@@ -85,6 +85,9 @@ const DROPOUT: &str =
 /// A tile's sums take nearly all registers, and masks or a bias are held beside them.
 const TIGHT: &str = "some numbers, 108 bytes at most, are put aside on some generations of GPUs";
 
+/// Bytes of stack that other compilers than the table's may put aside in any kernel of attention.
+const OTHERS: usize = 108;
+
 #[test]
 fn kernels_compile_and_spill_only_where_listed() {
     let nvrtc = match Nvrtc::load(&Search::from_environment()) {
@@ -94,11 +97,14 @@ fn kernels_compile_and_spill_only_where_listed() {
         }
     };
     let rows = kernel_rows();
+    // Another compiler shows with a type of each file, for the generation in the middle, that it takes the kernels, too.
+    let tables = is_tables(nvrtc.version());
     let jobs: Vec<(&KernelSource, ElementType, Architecture)> = FILES
         .iter()
         .flat_map(|file| file.types.iter().map(move |&element| (file, element)))
         .flat_map(|(file, element)| ARCHITECTURES.map(|architecture| (file, element, architecture)))
         .filter(|&(file, element, architecture)| generation(file, element, architecture))
+        .filter(|&job| tables || job.2 == ARCHITECTURES[1] && in_table(job.0, job.1, job.2))
         .collect();
     let tool = disassembler(nvrtc.path());
     if tool.is_none() {
@@ -134,8 +140,20 @@ fn kernels_compile_and_spill_only_where_listed() {
         let entry = name.rsplit('/').next();
         STACK.iter().any(|(known, _)| *known == name || Some(*known) == entry)
     };
-    let spilled: Vec<_> =
-        spilled.into_inner().unwrap().into_iter().filter(|(name, ..)| !named(name)).collect();
+    // "sm_90: 8 bytes stack frame, ..."
+    let stack =
+        |properties: &str| properties.split(' ').nth(1).and_then(|bytes| bytes.parse().ok());
+    let others = |name: &str, properties: &str| {
+        !tables
+            && name.starts_with("attention")
+            && stack(properties).is_some_and(|bytes: usize| bytes <= OTHERS)
+    };
+    let spilled: Vec<_> = spilled
+        .into_inner()
+        .unwrap()
+        .into_iter()
+        .filter(|(name, properties)| !named(name) && !others(name, properties))
+        .collect();
     assert!(spilled.is_empty(), "{spilled:#?}");
 }
 
