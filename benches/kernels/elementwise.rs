@@ -177,14 +177,11 @@ fn row(
         (0..calls).try_for_each(|_| run())?;
         least = least.min(start.elapsed().as_secs_f64() / calls as f64);
     }
-    let after = Ceilings::measure(device)?;
+    let ceilings = before.max(&Ceilings::measure(device)?);
     let floor = match floor {
-        Floor::Arithmetic(instructions) => 2.0 * instructions / before.f32.max(after.f32),
-        Floor::Memory(read, written) => [before, after]
-            .map(|ceilings| ceilings.least_seconds(DType::F32, 0.0, read, written))
-            .into_iter()
-            .fold(f64::INFINITY, f64::min),
-        Floor::Cache(bytes) => bytes / before.cache.max(after.cache),
+        Floor::Arithmetic(instructions) => 2.0 * instructions / ceilings.f32,
+        Floor::Memory(read, written) => ceilings.least_seconds(DType::F32, 0.0, read, written),
+        Floor::Cache(bytes) => bytes / ceilings.cache,
     };
     let (time, floor) = (16e9 * least / elements as f64, 16e9 * floor);
     println!("{name:40}{time:>12.2}{floor:>12.2}{:>8.2}", time / floor);

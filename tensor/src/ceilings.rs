@@ -160,6 +160,26 @@ impl Ceilings {
         Ok(Ceilings { f32: f32?, f64: f64?, bf16: bf16?, f16: f16?, read, update, cache })
     }
 
+    /// The higher rate of two measurements, of each kind: other programs only make one lower.
+    ///
+    /// ```
+    /// use ferrotron_tensor::ceilings::Ceilings;
+    /// let one = Ceilings { f32: 2e9, f64: 1e9, bf16: 4e9, f16: 2e9, read: 1e9, update: 1.5e9, cache: 9e9 };
+    /// let other = Ceilings { f32: 1e9, read: 2e9, ..one };
+    /// assert_eq!(one.max(&other), Ceilings { read: 2e9, ..one });
+    /// ```
+    pub fn max(&self, other: &Ceilings) -> Ceilings {
+        Ceilings {
+            f32: self.f32.max(other.f32),
+            f64: self.f64.max(other.f64),
+            bf16: self.bf16.max(other.bf16),
+            f16: self.f16.max(other.f16),
+            read: self.read.max(other.read),
+            update: self.update.max(other.update),
+            cache: self.cache.max(other.cache),
+        }
+    }
+
     /// Bytes of the second-level cache of a core; half a MiB where Linux states none.
     pub fn cache_bytes() -> usize {
         let stated = std::fs::read_to_string("/sys/devices/system/cpu/cpu0/cache/index2/size").ok();

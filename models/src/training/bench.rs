@@ -144,13 +144,14 @@ pub fn bench(config: &BenchConfig, device: &Device) -> Result<BenchReport> {
     // Before timing the products alone, which allocates memory.
     let peak_rss_mb = peak_rss_bytes() >> 20;
     let profile = match config.profile {
-        true => {
-            let ceilings = Ceilings::measure(device)?;
-            Some(profile(&ceilings, device, || {
+        true => Some(profile(
+            || Ceilings::measure(device),
+            device,
+            || {
                 (0..config.steps).try_for_each(|_| trainer.step_async(&sampler))?;
                 trainer.drain_reports(&sampler).map(drop)
-            })?)
-        }
+            },
+        )?),
         false => None,
     };
     drop(trainer);

@@ -85,19 +85,22 @@ pub struct OperationProfile {
 
 /// Runs `steps`, which takes some steps of a trainer on this thread and `device`, and returns their profile.
 ///
-/// Errors if `steps` does, or takes none.
+/// `ceilings` measures the machine before and after the steps, as another program may slow either; the higher rates count.
+///
+/// Errors if `steps` or `ceilings` does, or there is no step.
 pub fn profile(
-    ceilings: &Ceilings,
+    ceilings: impl Fn() -> Result<Ceilings>,
     device: &Device,
     steps: impl FnOnce() -> Result<()>,
 ) -> Result<Profile> {
-    let recorder = Arc::new(Recorder::new(*ceilings, device));
+    let recorder = Arc::new(Recorder::new(device));
+    let before = ceilings()?;
     Watch::new(recorder.clone()).over(steps)?;
     let recording = recorder.take()?;
     if recording.steps == 0 {
         return Err(Error::value("profile", "there was no step of a trainer on this thread"));
     }
-    Ok(Profile::new(ceilings, recording))
+    Ok(Profile::new(&before.max(&ceilings()?), recording))
 }
 
 impl Profile {
@@ -115,7 +118,7 @@ impl Profile {
                 ms: 1e3 * row.time.as_secs_f64() / count,
                 gflops: some(giga(row.flops / seconds)),
                 gb_per_s: some(giga(bytes / seconds)),
-                of_ceiling: some(row.least_seconds / seconds),
+                of_ceiling: some(row.least_seconds(ceilings) / seconds),
             }
         };
         let mut operations: Vec<OperationProfile> = rows.into_iter().map(row).collect();

@@ -105,7 +105,7 @@ fn work_outside_of_steps_is_left_out() -> Result<()> {
     let ceilings =
         Ceilings { f32: 1.0, f64: 1.0, bf16: 1.0, f16: 1.0, read: 1.0, update: 1.0, cache: 1.0 };
     let found =
-        profile(&ceilings, &Device::cpu(1)?, || bench(&config, &Device::cpu(1)?).map(drop))?;
+        profile(|| Ok(ceilings), &Device::cpu(1)?, || bench(&config, &Device::cpu(1)?).map(drop))?;
     let sum = found.operations.iter().map(|row| row.ms).sum::<f64>() + found.other_ms;
     let step = 1e3 * found.s_per_step;
     assert!((sum - step).abs() <= 1e-9 * step, "{sum} of {step} ms");
@@ -116,7 +116,7 @@ fn work_outside_of_steps_is_left_out() -> Result<()> {
 fn without_a_step_there_is_no_profile() -> Result<()> {
     let ceilings =
         Ceilings { f32: 1.0, f64: 1.0, bf16: 1.0, f16: 1.0, read: 1.0, update: 1.0, cache: 1.0 };
-    let error = profile(&ceilings, &Device::cpu(1)?, || Ok(())).unwrap_err().to_string();
+    let error = profile(|| Ok(ceilings), &Device::cpu(1)?, || Ok(())).unwrap_err().to_string();
     assert!(error.contains("no step"), "{error}");
     Ok(())
 }

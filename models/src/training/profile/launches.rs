@@ -1,6 +1,5 @@
 //! The work that a GPU is given, and the moments between which it does each piece.
 
-use ferrotron_tensor::ceilings::Ceilings;
 use ferrotron_tensor::{DType, Device, Moment, Result};
 use std::fmt;
 use std::time::Duration;
@@ -59,7 +58,7 @@ impl Launches {
     }
 
     /// The times of all launches, when the GPU has done them.
-    pub fn recording(&self, ceilings: &Ceilings) -> Result<Recording> {
+    pub fn recording(&self) -> Result<Recording> {
         let mut recording = Recording::default();
         for pair in self.marks.windows(2) {
             let [(before, mark), (after, _)] = pair else { continue };
@@ -73,7 +72,7 @@ impl Launches {
                     let row = recording.rows.entry((pass, launch.name())).or_default();
                     let dtype = launch.dtype.unwrap_or(DType::F32);
                     let amount = (dtype, launch.flops(), launch.bytes as f64, 0.0);
-                    row.add(amount, time, ceilings);
+                    row.add(amount, time);
                 }
                 _ => {
                     recording.steps += 1;

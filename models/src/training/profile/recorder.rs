@@ -1,6 +1,5 @@
 //! Adds up the time and the work of the spans of a thread's steps.
 
-use ferrotron_tensor::ceilings::Ceilings;
 use ferrotron_tensor::{DType, Device, Error, Result};
 use std::collections::HashMap;
 use std::fmt;
@@ -13,7 +12,7 @@ use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Metadata, Subscriber};
 
 use super::launches::{Launch, Launches};
-use super::rows::Recording;
+use super::rows::{Amount, Recording};
 
 /// Spans that are added up; those of collectives are entered by other threads.
 const KINDS: [&str; 7] =
@@ -21,7 +20,6 @@ const KINDS: [&str; 7] =
 
 /// The subscriber of a profile.
 pub(super) struct Recorder {
-    ceilings: Ceilings,
     next: AtomicU64,
     /// Whether a GPU does the work, later than it is given.
     on_gpu: bool,
@@ -62,10 +60,10 @@ struct Work {
 }
 
 impl Recorder {
-    pub fn new(ceilings: Ceilings, device: &Device) -> Recorder {
+    pub fn new(device: &Device) -> Recorder {
         let launches = device.is_gpu().then(|| Launches::of(device));
         let state = Mutex::new(State { launches, ..State::default() });
-        Recorder { ceilings, next: AtomicU64::new(1), on_gpu: device.is_gpu(), state }
+        Recorder { next: AtomicU64::new(1), on_gpu: device.is_gpu(), state }
     }
 
     /// Takes the rows recorded so far. Waits for a GPU.
@@ -73,7 +71,7 @@ impl Recorder {
         let state = &mut *self.state();
         match (state.failure.take(), &state.launches) {
             (Some(error), _) => Err(error),
-            (None, Some(launches)) => launches.recording(&self.ceilings),
+            (None, Some(launches)) => launches.recording(),
             (None, None) => Ok(take(&mut state.recording)),
         }
     }
@@ -167,7 +165,7 @@ impl Subscriber for Recorder {
                 _ => &span.fields.name,
             };
             let row = recording.rows.entry((span.pass, name.to_string())).or_default();
-            row.add(span.fields.amount(), own, &self.ceilings);
+            row.add(span.fields.amount(), own);
         } else {
             recording.outside += own;
         }
@@ -223,8 +221,7 @@ impl State {
 }
 
 impl Work {
-    /// Dtype, floating-point operations, and bytes that are read and written.
-    fn amount(&self) -> (DType, f64, f64, f64) {
+    fn amount(&self) -> Amount {
         let [flops, read, written] = [self.flops, self.read, self.written].map(|x| x as f64);
         (self.dtype.unwrap_or(DType::F32), flops, read, written)
     }

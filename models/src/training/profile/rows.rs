@@ -25,23 +25,30 @@ pub(super) struct Row {
     pub flops: f64,
     pub read: f64,
     pub written: f64,
-    /// Seconds that the calls take at the ceilings.
-    pub least_seconds: f64,
+    /// What each call does.
+    works: Vec<Amount>,
 }
 
+/// The dtype of a call's operands, its floating-point operations, and the bytes that it reads and writes.
+pub(super) type Amount = (DType, f64, f64, f64);
+
 impl Row {
-    /// Adds a call on operands of `dtype`, which has read and written so many bytes.
-    pub fn add(
-        &mut self,
-        (dtype, flops, read, written): (DType, f64, f64, f64),
-        time: Duration,
-        ceilings: &Ceilings,
-    ) {
+    /// Adds a call.
+    pub fn add(&mut self, amount: Amount, time: Duration) {
+        let (_, flops, read, written) = amount;
         self.calls += 1;
         self.time += time;
         self.flops += flops;
         self.read += read;
         self.written += written;
-        self.least_seconds += ceilings.least_seconds(dtype, flops, read, written);
+        self.works.push(amount);
+    }
+
+    /// The seconds that the calls take at the ceilings.
+    pub fn least_seconds(&self, ceilings: &Ceilings) -> f64 {
+        let least = |&(dtype, flops, read, written): &Amount| {
+            ceilings.least_seconds(dtype, flops, read, written)
+        };
+        self.works.iter().map(least).sum()
     }
 }
