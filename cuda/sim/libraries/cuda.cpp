@@ -410,12 +410,12 @@ API cuFuncSetAttribute(void* function, int attribute, int value) {
     if (attribute == MAX_DYNAMIC_SHARED_SIZE_BYTES) ((Function*)function)->shared = value;
     return SUCCESS;
 }
-// Kernels whose names begin so fail, if a test says so. As with the driver, the call itself does not fail before a stream has
-// come so far, unless it waits for that.
+// Kernels whose names begin with FERROTRON_STAND_IN_FAILS fail. As with the driver, the error is returned to whoever waits next, or
+// by the launch with CUDA_LAUNCH_BLOCKING=1.
 API cuLaunchKernel(void* handle, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared,
-                   void* to, void** arguments, void**) {
+                   void* handle_of_stream, void** arguments, void**) {
     static const char *const fails = getenv("FERROTRON_STAND_IN_FAILS"), *const blocking = getenv("CUDA_LAUNCH_BLOCKING");
-    Stream* stream = (Stream*)to;
+    Stream* stream = (Stream*)handle_of_stream;
     uint64_t number;
     {
         LOCKED;
@@ -429,11 +429,11 @@ API cuLaunchKernel(void* handle, unsigned gx, unsigned gy, unsigned gz, unsigned
         const int status = give(stream, [=] {
             std::vector<void*> pointers;
             for (auto& copy : *copies) pointers.push_back(copy.data());
-            const bool faulty = fails && !function->name.compare(0, strlen(fails), fails);
-            const char* error = faulty ? "an access that a test has planted"
-                                       : function->launch(function->name.c_str(), {gx, gy, gz}, {bx, by, bz}, shared, 0, pointers.data());
+            const char *name = function->name.c_str(), *error = "an access that a test has planted";
+            if (!fails || function->name.rfind(fails, 0) != 0)
+                error = function->launch(name, {gx, gy, gz}, {bx, by, bz}, shared, 0, pointers.data());
             if (error && !failure) {
-                fprintf(stderr, "stand-in libcuda: %s: %s\n", function->name.c_str(), error);
+                fprintf(stderr, "stand-in libcuda: %s: %s\n", name, error);
                 failure = strdup(error);
             }
         });

@@ -1,5 +1,6 @@
 //! Compiles every kernel, for every element type, to machine code for one generation of GPUs, and for bf16 for three. All
-//! numbers must be in registers, but for the kernels of a list, and what else the machine code is stands in a table.
+//! numbers must be in registers, but for the kernels of a list, and what else the machine code is stands in a table. With
+//! another compiler than the table's it is one type of each file, for one generation.
 
 use ferrotron_cuda::compile::{all_cubins, cubin};
 use ferrotron_cuda::cubin_cache::CubinCache;
@@ -13,7 +14,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use ferrotron_tensor::ops::table::kernel_rows;
 
-use crate::machine_code::{Facts, compare, disassembler, facts, is_tables};
+use crate::machine_code::{Facts, compare, disassembler, facts, is_of_table};
 
 /// A100, H100 and H200, B200.
 const ARCHITECTURES: [Architecture; 3] = [
@@ -97,14 +98,20 @@ fn kernels_compile_and_spill_only_where_listed() {
         }
     };
     let rows = kernel_rows();
-    // Another compiler shows with a type of each file, for the generation in the middle, that it takes the kernels, too.
-    let tables = is_tables(nvrtc.version());
+    let (major, minor) = nvrtc.version();
+    let own = is_of_table((major, minor));
+    if !own {
+        let middle = ARCHITECTURES[1];
+        println!(
+            "NVRTC {major}.{minor}: a type of each file for {middle}; the table is of another version"
+        );
+    }
     let jobs: Vec<(&KernelSource, ElementType, Architecture)> = FILES
         .iter()
         .flat_map(|file| file.types.iter().map(move |&element| (file, element)))
         .flat_map(|(file, element)| ARCHITECTURES.map(|architecture| (file, element, architecture)))
         .filter(|&(file, element, architecture)| generation(file, element, architecture))
-        .filter(|&job| tables || job.2 == ARCHITECTURES[1] && in_table(job.0, job.1, job.2))
+        .filter(|&job| own || job.2 == ARCHITECTURES[1] && in_table(job.0, job.1, job.2))
         .collect();
     let tool = disassembler(nvrtc.path());
     if tool.is_none() {
@@ -144,8 +151,7 @@ fn kernels_compile_and_spill_only_where_listed() {
     let stack =
         |properties: &str| properties.split(' ').nth(1).and_then(|bytes| bytes.parse().ok());
     let others = |name: &str, properties: &str| {
-        !tables
-            && name.starts_with("attention")
+        !own && name.starts_with("attention")
             && stack(properties).is_some_and(|bytes: usize| bytes <= OTHERS)
     };
     let spilled: Vec<_> = spilled

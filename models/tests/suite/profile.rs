@@ -5,6 +5,7 @@ use ferrotron_models::gpt::GptConfig;
 use ferrotron_models::profile::{OperationProfile, Profile, profile};
 use ferrotron_tensor::ceilings::Ceilings;
 use ferrotron_tensor::{DType, Device, Result};
+use std::cell::Cell;
 
 const LAYERS: usize = 2;
 const WIDTH: usize = 32;
@@ -109,6 +110,28 @@ fn work_outside_of_steps_is_left_out() -> Result<()> {
     let sum = found.operations.iter().map(|row| row.ms).sum::<f64>() + found.other_ms;
     let step = 1e3 * found.s_per_step;
     assert!((sum - step).abs() <= 1e-9 * step, "{sum} of {step} ms");
+    Ok(())
+}
+
+/// Another program may slow the machine before the steps or behind them.
+#[test]
+fn the_higher_rates_of_two_measurements_count() -> Result<()> {
+    let config = BenchConfig {
+        micro_batch_size: BATCH,
+        steps: 1,
+        ..BenchConfig::new(GptConfig::gpt2(VOCAB, LAYERS, WIDTH, 4, LENGTH))
+    };
+    let times = Cell::new(0);
+    let ceilings = || {
+        let (slow, fast) = (1e9, 2e9);
+        let [f32, read] =
+            if times.replace(times.get() + 1) == 0 { [fast, slow] } else { [slow, fast] };
+        Ok(Ceilings { f32, f64: slow, bf16: slow, f16: slow, read, update: slow, cache: slow })
+    };
+    let steps = || bench(&config, &Device::cpu(1)?).map(drop);
+    let found = profile(ceilings, &Device::cpu(1)?, steps)?.ceilings;
+    assert_eq!((times.get(), found.f32_gflops, found.read_gb_per_s), (2, 2.0, 2.0));
+    assert_eq!((found.f64_gflops, found.update_gb_per_s), (1.0, 1.0));
     Ok(())
 }
 

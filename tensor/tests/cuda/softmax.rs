@@ -54,10 +54,10 @@ fn softmax_along_any_dim_gives_what_the_cpu_gives() -> Result<()> {
     Ok(())
 }
 
-/// The stand-in lets kernels fail whose names begin so.
+/// The beginning of the names of kernels that the stand-in lets fail.
 const FAILS: &str = "FERROTRON_STAND_IN_FAILS";
 
-/// An error of the GPU belongs to whoever waits next, and stays; with the driver's variable it is that of the kernel.
+/// An error of the GPU is returned to whoever waits next; with the driver's variable to the launch of the kernel.
 #[test]
 fn a_kernel_that_fails_is_named_where_launches_wait() -> Result<()> {
     let test = "a_kernel_that_fails_is_named_where_launches_wait";

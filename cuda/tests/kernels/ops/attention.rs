@@ -31,6 +31,7 @@ pub fn check(simulator: &Simulator) {
         let sizes = [1, 20, 70, 2, 1, 128];
         compare(simulator, &Problem::dropping(dtype, sizes, AttentionMask::Causal));
     }
+    far::attentions(simulator, |pass| Blocks::new(pass, 64, true));
     for problem in dropouts(both, [[2, 70, 90, 4, 2, 64], [1, 40, 70, 2, 2, 96]]) {
         compare(simulator, &problem);
     }
@@ -43,7 +44,6 @@ pub fn check(simulator: &Simulator) {
     for problem in problems(both, &sizes) {
         compare(simulator, &problem);
     }
-    far::attentions(simulator, |pass| Blocks::new(pass, 64, true));
 }
 
 /// Operands and what the CPU makes of them.

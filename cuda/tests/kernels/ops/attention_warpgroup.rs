@@ -28,6 +28,7 @@ pub fn check(simulator: &Simulator) {
             &Problem::separate(dtype, [1, 150, 300, 2, 1, width], AttentionMask::Causal),
         );
     }
+    far::attentions(simulator, |pass| Blocks::of_warpgroups(pass, 64).unwrap());
     for problem in scaled(DType::BF16, [1, 40, 300, 1, 1, 64]) {
         compare(simulator, &problem);
     }
@@ -37,7 +38,6 @@ pub fn check(simulator: &Simulator) {
     for problem in problems(both, &sizes) {
         compare(simulator, &problem);
     }
-    far::attentions(simulator, |pass| Blocks::of_warpgroups(pass, 64).unwrap());
 }
 
 /// Compares each pass with the CPU.

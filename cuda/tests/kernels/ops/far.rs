@@ -1,4 +1,4 @@
-//! Operands whose samples lie farther apart than 2^31 elements: an index of 32 bits would meet other memory. What is in
+//! Operands and results whose samples lie farther apart than 2^31 elements: an index of 32 bits would meet other memory. What is in
 //! between is never touched, so it takes no memory.
 
 use ferrotron_cuda::arguments::Layout;
@@ -81,7 +81,7 @@ pub fn rotations(simulator: &Simulator) {
     assert_close("rotary of far samples", &read(DType::BF16, &dims, &y), &want, eps, eps);
 }
 
-/// Each pass of the kernels with these blocks: far operands and results, to the bit as side by side.
+/// Runs each pass of the kernels with these blocks: far operands and results have the bits of those side by side.
 pub fn attentions(simulator: &Simulator, blocks_of: impl Fn(Pass) -> Blocks) {
     let problem = Problem::separate(DType::BF16, [2, 40, 70, 2, 2, 64], AttentionMask::Causal);
     let [q, k, v] = problem.memory.each_ref().map(Vec::as_slice);

@@ -25,7 +25,7 @@ pub(super) struct Row {
     pub flops: f64,
     pub read: f64,
     pub written: f64,
-    /// What each call does.
+    /// The work of each call.
     works: Vec<Amount>,
 }
 

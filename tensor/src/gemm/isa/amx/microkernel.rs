@@ -275,7 +275,7 @@ with_avx512! { enabled!
     ///
     /// # Safety
     /// The thread's tile registers have the shapes of [`super::config`]; the list's pointers hold what its
-    /// documentation says, with room for whole microtiles; `unused` has room for the sums of one, which nothing reads
+    /// documentation says, with room for whole microtiles; `unused` has room for the sums of one microtile, which nothing reads
     /// before it is written again; the processor has AMX.
     pub(super) unsafe fn run(list: &[Microtile], alpha: f32, unused: *mut u8) {
         debug_assert!(list.split_last().is_some_and(|(last, rest)| {

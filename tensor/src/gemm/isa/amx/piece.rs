@@ -67,7 +67,8 @@ pub(super) struct Piece<'a> {
     pub panel_bytes: usize,
     pub steps: usize,
     pub held: *mut u8,
-    /// Sums between k-blocks; two blocks of sums to convert; the bias; the list.
+    /// Sums between k-blocks; two blocks of sums to convert, the first of which also takes sums that nothing reads; the
+    /// bias; the list.
     pub sums: *mut u8,
     pub finished: *mut u8,
     pub bias: *mut f32,

@@ -140,7 +140,8 @@ impl Work for Product {
     }
 
     unsafe fn compute(&self, block: CacheBlock, number: usize, thread: usize) {
-        // SAFETY: the caller's promise, passed on; shapes have been loaded by `enter`.
+        // SAFETY: the caller's promise, passed on; shapes have been loaded by `enter`; of what is finished a
+        // conversion reads only what the list has stored.
         unsafe {
             let piece = self.piece(block, number, thread);
             piece.prepare();
