@@ -109,15 +109,14 @@ impl Profile {
         let (count, giga) = (steps as f64, |x: f64| x / 1e9);
         let row = |((pass, operation), row): ((&'static str, String), Row)| {
             let seconds = row.time.as_secs_f64().max(1e-9);
-            let bytes = row.read + row.written;
             let some = |x: f64| (x > 0.0).then_some(x);
             OperationProfile {
                 operation,
                 pass,
-                calls: row.calls as f64 / count,
+                calls: row.calls.len() as f64 / count,
                 ms: 1e3 * row.time.as_secs_f64() / count,
-                gflops: some(giga(row.flops / seconds)),
-                gb_per_s: some(giga(bytes / seconds)),
+                gflops: some(giga(row.flops() / seconds)),
+                gb_per_s: some(giga(row.bytes() / seconds)),
                 of_ceiling: some(row.least_seconds(ceilings) / seconds),
             }
         };

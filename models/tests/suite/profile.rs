@@ -13,14 +13,20 @@ const VOCAB: usize = 96;
 const LENGTH: usize = 16;
 const BATCH: usize = 3;
 
-fn profiled(dtype: DType, threads: usize) -> Result<Profile> {
-    let config = BenchConfig {
+/// Rates of 1, where a test does not look at what they are.
+const CEILINGS: Ceilings =
+    Ceilings { f32: 1.0, f64: 1.0, bf16: 1.0, f16: 1.0, read: 1.0, update: 1.0, cache: 1.0 };
+
+fn config(steps: usize) -> BenchConfig {
+    BenchConfig {
         micro_batch_size: BATCH,
-        steps: 4,
-        dtype,
-        profile: true,
+        steps,
         ..BenchConfig::new(GptConfig::gpt2(VOCAB, LAYERS, WIDTH, 4, LENGTH))
-    };
+    }
+}
+
+fn profiled(dtype: DType, threads: usize) -> Result<Profile> {
+    let config = BenchConfig { dtype, profile: true, ..config(4) };
     Ok(bench(&config, &Device::cpu(threads)?)?.profile.expect("it was asked for"))
 }
 
@@ -98,15 +104,8 @@ fn calls_and_work_are_those_of_the_shapes() -> Result<()> {
 /// `bench` also computes the products of a step by themselves.
 #[test]
 fn work_outside_of_steps_is_left_out() -> Result<()> {
-    let config = BenchConfig {
-        micro_batch_size: BATCH,
-        steps: 2,
-        ..BenchConfig::new(GptConfig::gpt2(VOCAB, LAYERS, WIDTH, 4, LENGTH))
-    };
-    let ceilings =
-        Ceilings { f32: 1.0, f64: 1.0, bf16: 1.0, f16: 1.0, read: 1.0, update: 1.0, cache: 1.0 };
-    let found =
-        profile(|| Ok(ceilings), &Device::cpu(1)?, || bench(&config, &Device::cpu(1)?).map(drop))?;
+    let steps = || bench(&config(2), &Device::cpu(1)?).map(drop);
+    let found = profile(|| Ok(CEILINGS), &Device::cpu(1)?, steps)?;
     let sum = found.operations.iter().map(|row| row.ms).sum::<f64>() + found.other_ms;
     let step = 1e3 * found.s_per_step;
     assert!((sum - step).abs() <= 1e-9 * step, "{sum} of {step} ms");
@@ -116,19 +115,14 @@ fn work_outside_of_steps_is_left_out() -> Result<()> {
 /// Another program may slow the machine before the steps or behind them.
 #[test]
 fn the_higher_rates_of_two_measurements_count() -> Result<()> {
-    let config = BenchConfig {
-        micro_batch_size: BATCH,
-        steps: 1,
-        ..BenchConfig::new(GptConfig::gpt2(VOCAB, LAYERS, WIDTH, 4, LENGTH))
-    };
     let times = Cell::new(0);
     let ceilings = || {
         let (slow, fast) = (1e9, 2e9);
         let [f32, read] =
             if times.replace(times.get() + 1) == 0 { [fast, slow] } else { [slow, fast] };
-        Ok(Ceilings { f32, f64: slow, bf16: slow, f16: slow, read, update: slow, cache: slow })
+        Ok(Ceilings { f32, read, f64: slow, update: slow, ..CEILINGS })
     };
-    let steps = || bench(&config, &Device::cpu(1)?).map(drop);
+    let steps = || bench(&config(1), &Device::cpu(1)?).map(drop);
     let found = profile(ceilings, &Device::cpu(1)?, steps)?.ceilings;
     assert_eq!((times.get(), found.f32_gflops, found.read_gb_per_s), (2, 2.0, 2.0));
     assert_eq!((found.f64_gflops, found.update_gb_per_s), (1.0, 1.0));
@@ -137,9 +131,7 @@ fn the_higher_rates_of_two_measurements_count() -> Result<()> {
 
 #[test]
 fn without_a_step_there_is_no_profile() -> Result<()> {
-    let ceilings =
-        Ceilings { f32: 1.0, f64: 1.0, bf16: 1.0, f16: 1.0, read: 1.0, update: 1.0, cache: 1.0 };
-    let error = profile(|| Ok(ceilings), &Device::cpu(1)?, || Ok(())).unwrap_err().to_string();
+    let error = profile(|| Ok(CEILINGS), &Device::cpu(1)?, || Ok(())).unwrap_err().to_string();
     assert!(error.contains("no step"), "{error}");
     Ok(())
 }

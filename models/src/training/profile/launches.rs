@@ -5,7 +5,7 @@ use std::fmt;
 use std::time::Duration;
 use tracing::field::{Field, Visit};
 
-use super::rows::Recording;
+use super::rows::{Amount, Recording};
 
 /// Launches in the order of the stream, each with the moment before it.
 pub(super) struct Launches {
@@ -70,8 +70,12 @@ impl Launches {
             match mark {
                 Mark::Launch(pass, launch) => {
                     let row = recording.rows.entry((pass, launch.name())).or_default();
-                    let dtype = launch.dtype.unwrap_or(DType::F32);
-                    let amount = (dtype, launch.flops(), launch.bytes as f64, 0.0);
+                    let amount = Amount {
+                        dtype: launch.dtype.unwrap_or(DType::F32),
+                        flops: launch.flops(),
+                        read: launch.bytes as f64,
+                        written: 0.0,
+                    };
                     row.add(amount, time);
                 }
                 _ => {

@@ -223,7 +223,7 @@ impl State {
 impl Work {
     fn amount(&self) -> Amount {
         let [flops, read, written] = [self.flops, self.read, self.written].map(|x| x as f64);
-        (self.dtype.unwrap_or(DType::F32), flops, read, written)
+        Amount { dtype: self.dtype.unwrap_or(DType::F32), flops, read, written }
     }
 }
 

@@ -20,35 +20,38 @@ pub(super) struct Recording {
 /// Calls of one name in one pass.
 #[derive(Default)]
 pub(super) struct Row {
-    pub calls: usize,
     pub time: Duration,
+    pub calls: Vec<Amount>,
+}
+
+/// The work of a call on operands of `dtype`: floating-point operations, and bytes that it reads and writes.
+pub(super) struct Amount {
+    pub dtype: DType,
     pub flops: f64,
     pub read: f64,
     pub written: f64,
-    /// The work of each call.
-    works: Vec<Amount>,
 }
-
-/// The dtype of a call's operands, its floating-point operations, and the bytes that it reads and writes.
-pub(super) type Amount = (DType, f64, f64, f64);
 
 impl Row {
     /// Adds a call.
     pub fn add(&mut self, amount: Amount, time: Duration) {
-        let (_, flops, read, written) = amount;
-        self.calls += 1;
         self.time += time;
-        self.flops += flops;
-        self.read += read;
-        self.written += written;
-        self.works.push(amount);
+        self.calls.push(amount);
+    }
+
+    pub fn flops(&self) -> f64 {
+        self.calls.iter().map(|call| call.flops).sum()
+    }
+
+    /// Bytes that the calls read and write.
+    pub fn bytes(&self) -> f64 {
+        self.calls.iter().map(|call| call.read + call.written).sum()
     }
 
     /// The seconds that the calls take at the ceilings.
     pub fn least_seconds(&self, ceilings: &Ceilings) -> f64 {
-        let least = |&(dtype, flops, read, written): &Amount| {
-            ceilings.least_seconds(dtype, flops, read, written)
-        };
-        self.works.iter().map(least).sum()
+        let least =
+            |call: &Amount| ceilings.least_seconds(call.dtype, call.flops, call.read, call.written);
+        self.calls.iter().map(least).sum()
     }
 }
