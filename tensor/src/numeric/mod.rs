@@ -3,6 +3,7 @@
 pub(crate) mod disjoint;
 #[cfg(all(test, target_arch = "x86_64", target_os = "linux"))]
 pub(crate) mod instructions;
+pub(crate) mod lanes;
 pub(crate) mod philox;
 pub(crate) mod prefetch;
 pub(crate) mod real;

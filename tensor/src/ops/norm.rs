@@ -22,6 +22,7 @@ use crate::core::tensor::{check_device, check_pair};
 use crate::cuda;
 use crate::kernel_span::kernel_span;
 use crate::numeric::disjoint::Disjoint;
+use crate::numeric::lanes::sum_lanes;
 use crate::numeric::prefetch::{self, AHEAD, LINE};
 use crate::numeric::simd::vectorized;
 use crate::{Element, Error, Real, Result, Scalar, Tensor, dispatch_float};
@@ -379,20 +380,15 @@ fn sum<T: Element>(row: &[T], f: impl Fn(T) -> T::Acc) -> T::Acc {
     total + fold(lanes)
 }
 
-/// Adds registers pairwise, then halves, so that each step compiles to vector additions.
+/// Adds the first 16 to the second and the third to the fourth, then both, then halves.
 #[inline(always)]
-fn fold<A: Real>(lanes: [A; LANES]) -> A {
-    let mut sixteen = [A::ZERO; 16];
-    for i in 0..16 {
-        sixteen[i] = (lanes[i] + lanes[i + 16]) + (lanes[i + 32] + lanes[i + 48]);
-    }
-    let mut eight = [A::ZERO; 8];
-    for i in 0..8 {
-        eight[i] = sixteen[i] + sixteen[i + 8];
-    }
-    let mut four = [A::ZERO; 4];
+fn fold<A: Real>(mut lanes: [A; LANES]) -> A {
+    let (fours, _) = lanes.as_chunks_mut::<4>();
     for i in 0..4 {
-        four[i] = eight[i] + eight[i + 4];
+        let pairs =
+            [A::add_fours(fours[i], fours[i + 4]), A::add_fours(fours[i + 8], fours[i + 12])];
+        fours[i] = A::add_fours(pairs[0], pairs[1]);
     }
-    (four[0] + four[2]) + (four[1] + four[3])
+    let (sixteens, _) = lanes.as_chunks::<16>();
+    sum_lanes(sixteens[0])
 }

@@ -7,7 +7,7 @@ use super::tile::{
 use crate::gemm::Accum;
 use crate::gemm::small::PAD;
 use crate::numeric::disjoint::Disjoint;
-use crate::numeric::real::fold_lanes;
+use crate::numeric::lanes::{max_lanes, sum_lanes};
 use crate::numeric::simd::vectorized;
 use crate::{Device, Element, Real, Result};
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
@@ -195,7 +195,7 @@ vectorized! {
             }
             let mut largest = [A::NEG_INFINITY; GROUP];
             for r in 0..rows {
-                largest[r] = maxima[first + r].max(fold_lanes(lanes[r], |a, b| a.max(b)));
+                largest[r] = maxima[first + r].max(max_lanes(lanes[r]));
                 if largest[r] == A::NEG_INFINITY {
                     seen[r] = [0; 2]; // nothing, or a bias of minus infinity hides every key so far
                 }
@@ -212,7 +212,7 @@ vectorized! {
                 }
             }
             for r in 0..rows {
-                let (i, sum) = (first + r, fold_lanes(lanes[r], |a, b| a + b));
+                let (i, sum) = (first + r, sum_lanes(lanes[r]));
                 // As a rule the maximum is found early; multiplying by e^0 = 1 would change nothing.
                 if largest[r] != maxima[i] && totals[i] != A::ZERO {
                     let shrink = (maxima[i] - largest[r]).exp_bounded();

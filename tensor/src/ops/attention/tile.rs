@@ -6,7 +6,8 @@ pub(super) use super::operands::Shape;
 use super::ranges::KeyRanges;
 use crate::gemm::small::{PAD, SmallGemm};
 use crate::numeric::disjoint::Disjoint;
-use crate::numeric::real::{add, fold_lanes};
+use crate::numeric::lanes::sum_lanes;
+use crate::numeric::real::add;
 use crate::numeric::simd::vectorized;
 use crate::ops::random::last_dropped;
 use crate::thread_team::Parts;
@@ -285,7 +286,7 @@ vectorized! {
                 }
             }
             for (out, lanes) in out.iter_mut().zip(sums) {
-                *out = fold_lanes(lanes, |a, b| a + b);
+                *out = sum_lanes(lanes);
             }
         }
     }

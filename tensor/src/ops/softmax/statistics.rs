@@ -1,7 +1,7 @@
 //! Maximum, sum of exponentials and sum of a row, in one pass.
 
+use crate::numeric::lanes::{max_lanes, sum_lanes};
 use crate::numeric::prefetch;
-use crate::numeric::real::fold_lanes;
 use crate::numeric::simd::vectorized;
 use crate::{Element, Real};
 
@@ -99,7 +99,7 @@ fn block_maximum<T: Element>(block: &[T]) -> T::Acc {
             *max = max.max(x.acc());
         }
     }
-    fold_lanes(maxima, Real::max)
+    max_lanes(maxima)
 }
 
 vectorized! {
@@ -119,7 +119,7 @@ vectorized! {
             let mut found = LaneSums::of_block::<T, S>(block, &mut maxima, subtracted);
             let most = shift + T::Acc::from_f64(HEADROOM);
             if maxima.iter().fold(false, |above, &max| above | (max > most)) {
-                let max = fold_lanes(maxima, Real::max);
+                let max = max_lanes(maxima);
                 let shrink = (shift - max).f64().exp();
                 exps = exps.map(|sum| sum * shrink);
                 shift = max;
@@ -130,10 +130,10 @@ vectorized! {
                 sums[lane] += found.sums[lane].f64();
             }
         }
-        let max = fold_lanes(maxima, Real::max);
-        let sum_exp = fold_lanes(exps, |a, b| a + b);
+        let max = max_lanes(maxima);
+        let sum_exp = sum_lanes(exps);
         let shrink = if max > T::Acc::NEG_INFINITY { (shift - max).f64().exp() } else { 1.0 };
-        RowStatistics { max, sum_exp: sum_exp * shrink, sum: fold_lanes(sums, |a, b| a + b) }
+        RowStatistics { max, sum_exp: sum_exp * shrink, sum: sum_lanes(sums) }
     }
 }
 

@@ -3,7 +3,7 @@
 use super::panels::{KEY_PANELS, PanelLimits};
 use super::vectors::{RIGHT, SIDE, exp2, narrow, row_of};
 use crate::gemm::tiles::{LANES, STEP_BYTES, SUMS_FLOATS};
-use crate::numeric::real::fold_lanes;
+use crate::numeric::lanes::fold_lanes;
 use crate::numeric::simd::with_avx512_bf16;
 use std::arch::x86_64::*;
 
@@ -199,5 +199,5 @@ impl SoftmaxPanel<'_> {
 unsafe fn fold(mut rows: [__m512; SIDE], f: impl Fn(__m512, __m512) -> __m512) -> __m512 {
     // SAFETY: the processor has AVX-512.
     unsafe { crate::gemm::tiles::transpose(&mut rows) };
-    fold_lanes(rows, f)
+    fold_lanes(&mut rows, f)
 }

@@ -1,0 +1,115 @@
+//! Joins the lanes of a sum or a maximum into one number.
+//!
+//! They are joined by fours, the registers that every x86-64 processor has. From loops over single lanes the compiler makes
+//! pairs of them, with five times as many instructions.
+
+use super::real::Real;
+
+/// Four lanes.
+pub type Four<A> = [A; 4];
+
+/// `f` of all lanes, a power of two: of the first half with the second, until one is left.
+#[inline(always)]
+pub(crate) fn fold_lanes<L: Copy>(lanes: &mut [L], f: impl Fn(L, L) -> L) -> L {
+    let mut half = lanes.len() / 2;
+    while half > 0 {
+        for i in 0..half {
+            lanes[i] = f(lanes[i], lanes[i + half]);
+        }
+        half /= 2;
+    }
+    lanes[0]
+}
+
+/// The sum of all lanes, in the order of [`fold_lanes`]. There are a power of two, at least four.
+#[inline(always)]
+pub(crate) fn sum_lanes<A: Real, const N: usize>(lanes: [A; N]) -> A {
+    join(lanes, A::add_fours)
+}
+
+/// The largest of all lanes, of which there are a power of two, at least four. NaN may be lost.
+#[inline(always)]
+pub(crate) fn max_lanes<A: Real, const N: usize>(lanes: [A; N]) -> A {
+    join(lanes, A::max_fours)
+}
+
+#[inline(always)]
+fn join<A: Real, const N: usize>(mut lanes: [A; N], f: impl Fn(Four<A>, Four<A>) -> Four<A>) -> A {
+    const { assert!(N.is_power_of_two() && N >= 4) };
+    let (fours, _) = lanes.as_chunks_mut();
+    let [a, b, c, d] = fold_lanes(fours, &f);
+    let [even, odd, ..] = f([a, b, c, d], [c, d, c, d]);
+    f([even; 4], [odd; 4])[0]
+}
+
+/// Implements [`Real::add_fours`] and [`Real::max_fours`] by registers of 128 bits.
+#[cfg(target_arch = "x86_64")]
+macro_rules! by_registers {
+    ($registers:ty, $add:path, $max:path) => {
+        #[inline(always)]
+        fn add_fours(a: Four<Self>, b: Four<Self>) -> Four<Self> {
+            let (a, b): ($registers, $registers) = (bytemuck::cast(a), bytemuck::cast(b));
+            // SAFETY: every x86-64 processor has SSE2.
+            let joined: $registers = std::array::from_fn(|i| unsafe { $add(a[i], b[i]) });
+            bytemuck::cast(joined)
+        }
+        // Like Real::max, the instruction returns b if one of both is NaN.
+        #[inline(always)]
+        fn max_fours(a: Four<Self>, b: Four<Self>) -> Four<Self> {
+            let (a, b): ($registers, $registers) = (bytemuck::cast(a), bytemuck::cast(b));
+            // SAFETY: every x86-64 processor has SSE2.
+            let joined: $registers = std::array::from_fn(|i| unsafe { $max(a[i], b[i]) });
+            bytemuck::cast(joined)
+        }
+    };
+}
+/// Other processors join lanes as [`Real`] does by itself.
+#[cfg(not(target_arch = "x86_64"))]
+macro_rules! by_registers {
+    ($($any:tt)*) => {};
+}
+pub(crate) use by_registers;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Lanes of which sums depend on the order: each is rounded.
+    fn lanes<A: Real, const N: usize>() -> [A; N] {
+        std::array::from_fn(|i| A::from_f64((i as f64 * 0.618_033_988_749).fract() - 0.3))
+    }
+
+    fn check<A: Real, const N: usize>() {
+        let lanes = lanes::<A, N>();
+        let sum = fold_lanes(&mut lanes.clone(), |a, b| a + b);
+        assert_eq!(sum_lanes(lanes).f64(), sum.f64());
+        for largest in 0..N {
+            let mut lanes = lanes;
+            lanes[largest] = A::from_f64(7.0);
+            assert_eq!(max_lanes(lanes).f64(), 7.0);
+        }
+    }
+
+    #[test]
+    fn lanes_are_joined_in_halves() {
+        check::<f32, 4>();
+        check::<f32, 8>();
+        check::<f32, 64>();
+        check::<f64, 4>();
+        check::<f64, 32>();
+        assert_eq!(sum_lanes([1e8_f32, 1.0, -1e8, 1.0]), 2.0);
+    }
+
+    #[test]
+    fn fours_treat_nan_and_signs_of_zero_as_one() {
+        let special = [0.0, -0.0, f64::NAN, 1.0, f64::NEG_INFINITY, f64::INFINITY];
+        let same = |a: f64, b: f64| assert_eq!(a.to_bits(), b.to_bits());
+        for a in special {
+            for b in special {
+                same(f64::max_fours([a; 4], [b; 4])[3], Real::max(a, b));
+                let (a, b) = (a as f32, b as f32);
+                same(f32::max_fours([a; 4], [b; 4])[3].into(), Real::max(a, b).into());
+            }
+        }
+    }
+}
