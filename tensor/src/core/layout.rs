@@ -6,8 +6,8 @@
 use crate::{Error, Result};
 use smallvec::SmallVec;
 
-/// Sizes or strides, inline up to six dims.
-pub type Dims = SmallVec<[usize; 6]>;
+/// Sizes or strides, inline up to five dims.
+pub type Dims = SmallVec<[usize; 5]>;
 
 /// Maximum elements of a layout: in the widest dtype, 8 bytes, they fill the largest possible slice.
 const MOST_ELEMENTS: usize = isize::MAX as usize / 8;

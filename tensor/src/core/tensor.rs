@@ -30,6 +30,9 @@ pub struct Tensor {
     device: Device,
 }
 
+// The compiler moves values up to this size itself, and calls the C library for larger ones.
+const _: () = assert!(size_of::<Tensor>() <= 128);
+
 impl Tensor {
     /// A tensor with unspecified (but initialised) contents, for a kernel to fill.
     ///
