@@ -310,17 +310,30 @@ fn add_rows<T: Element, const R: usize>(
     dbias: &mut [T::Acc],
 ) {
     let width = dweight.len();
-    let dy: [&[T]; R] = std::array::from_fn(|i| &dy[i * width..(i + 1) * width]);
-    let x: [&[T]; R] = std::array::from_fn(|i| &x[i * width..(i + 1) * width]);
-    for (column, (dw, db)) in dweight.iter_mut().zip(&mut dbias[..width]).enumerate() {
+    let dy: [&[T]; R] = std::array::from_fn(|i| &dy[i * width..][..width]);
+    let x: [&[T]; R] = std::array::from_fn(|i| &x[i * width..][..width]);
+    // By whole registers: of a loop over columns, which may end at each of them, 16 columns stay single.
+    let (dweights, dweight) = dweight.as_chunks_mut::<16>();
+    let (dbiases, dbias) = dbias.as_chunks_mut::<16>();
+    for (chunk, (dw, db)) in dweights.iter_mut().zip(dbiases).enumerate() {
         let (mut along, mut total) = (*dw, *db);
-        for i in 0..R {
-            let (m, r) = stats[i];
-            let dy = dy[i][column].acc();
-            along += dy * ((x[i][column].acc() - m) * r);
-            total += dy;
+        for (i, (m, r)) in stats.into_iter().enumerate() {
+            let (dy, x) = (&dy[i][16 * chunk..][..16], &x[i][16 * chunk..][..16]);
+            for l in 0..16 {
+                let dy = dy[l].acc();
+                along[l] += dy * ((x[l].acc() - m) * r);
+                total[l] += dy;
+            }
         }
         (*dw, *db) = (along, total);
+    }
+    let first = width - dweight.len();
+    for (column, (dw, db)) in (first..).zip(dweight.iter_mut().zip(dbias)) {
+        for (i, (m, r)) in stats.into_iter().enumerate() {
+            let dy = dy[i][column].acc();
+            *dw += dy * ((x[i][column].acc() - m) * r);
+            *db += dy;
+        }
     }
 }
 
