@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use crate::cuda;
 use crate::kernel_span::kernel_span;
-use crate::ops::rows::{CHEAP, for_elements, for_rows};
+use crate::ops::rows::{CHEAP, for_rows, for_runs};
 use crate::ops::table::Unary;
 use crate::{DType, Device, Element, Error, Real, Result, Tensor, dispatch_any, dispatch_float};
 
@@ -125,7 +125,7 @@ impl Tensor {
         dispatch_any!(self.dtype(), T => {
             let source = source.as_slice::<T>()?;
             if !self.is_contiguous() {
-                return for_elements(self, source, |x, source| *x = *source);
+                return for_runs(self, source, |x, source| x.copy_from_slice(source));
             }
             let work = source.len() / CHEAP;
             for_rows(&device, (self.as_mut_slice::<T>()?, 1), work, |first, part| {

@@ -7,7 +7,7 @@ mod choice;
 
 pub use choice::{compare, where_cond};
 
-use super::rows::{CHEAP, for_elements, for_rows, for_rows2};
+use super::rows::{CHEAP, for_rows, for_rows2, for_runs};
 pub use super::table::Comparison;
 use super::table::unary::{GeluTanh, Softcap};
 use super::table::{Binary, BinaryRow, Saves, Unary, UnaryRow, with_binary, with_unary};
@@ -352,7 +352,7 @@ pub fn add_assign(out: &mut Tensor, x: &Tensor) -> Result<()> {
             let out = out.as_mut_slice::<T>()?;
             device.for_each_rows(out, 1, |start, out| add_chunk::<T>(out, &source[start..start + out.len()]));
         } else {
-            for_elements(out, source, |y, x| *y = T::from_acc(y.acc() + x.acc()))?;
+            for_runs(out, source, add_chunk::<T>)?;
         }
     });
     Ok(())

@@ -100,12 +100,12 @@ pub(crate) fn for_rows2<A: Send, B: Send>(
     });
 }
 
-/// Calls `f(element, source element)` for every element of the unique `out`, which may be strided, and of the
-/// contiguous `source` of the same length.
-pub(crate) fn for_elements<T: Scalar>(
+/// Calls `f(run, source run)` for all runs of elements that are dense in the unique `out`, which may be strided, and of the
+/// contiguous `source` of the same length. A run is a row, or one element of a row that is not dense.
+pub(crate) fn for_runs<T: Scalar>(
     out: &mut Tensor,
     source: &[T],
-    f: impl Fn(&mut T, &T) + Send + Sync,
+    f: impl Fn(&mut [T], &[T]) + Send + Sync,
 ) -> Result<()> {
     let (layout, device) = (out.layout().clone(), out.device().clone());
     let (width, stride) = layout.row();
@@ -113,10 +113,10 @@ pub(crate) fn for_elements<T: Scalar>(
     let rows = source.len().checked_div(width).unwrap_or(0);
     device.for_each(rows, source.len() / CHEAP, &|row| {
         let start = layout.row_offset(row);
-        for (j, x) in source[row * width..][..width].iter().enumerate() {
+        let run = if stride == 1 { width } else { 1 };
+        for (j, source) in source[row * width..][..width].chunks_exact(run).enumerate() {
             // SAFETY: a writable view contains no element twice.
-            let element = unsafe { out.part(start + j * stride, 1) };
-            f(&mut element[0], x);
+            f(unsafe { out.part(start + j * stride, run) }, source);
         }
     });
     Ok(())
