@@ -1,12 +1,9 @@
 //! Joins the lanes of a sum or a maximum into one number.
 //!
-//! They are joined by fours, the registers that every x86-64 processor has. From loops over single lanes the compiler makes
-//! pairs of them, with five times as many instructions.
+//! They are joined by fours: from loops over single lanes the compiler makes pairs, with five times as many instructions.
 
+use super::fours::Four;
 use super::real::Real;
-
-/// Four lanes.
-pub type Four<A> = [A; 4];
 
 /// `f` of all lanes, a power of two: of the first half with the second, until one is left.
 #[inline(always)]
@@ -41,34 +38,6 @@ fn join<A: Real, const N: usize>(mut lanes: [A; N], f: impl Fn(Four<A>, Four<A>)
     let [even, odd, ..] = f([a, b, c, d], [c, d, c, d]);
     f([even; 4], [odd; 4])[0]
 }
-
-/// Implements [`Real::add_fours`] and [`Real::max_fours`] by registers of 128 bits.
-#[cfg(target_arch = "x86_64")]
-macro_rules! by_registers {
-    ($registers:ty, $add:path, $max:path) => {
-        #[inline(always)]
-        fn add_fours(a: Four<Self>, b: Four<Self>) -> Four<Self> {
-            let (a, b): ($registers, $registers) = (bytemuck::cast(a), bytemuck::cast(b));
-            // SAFETY: every x86-64 processor has SSE2.
-            let joined: $registers = std::array::from_fn(|i| unsafe { $add(a[i], b[i]) });
-            bytemuck::cast(joined)
-        }
-        // Like Real::max, the instruction returns b if one of both is NaN.
-        #[inline(always)]
-        fn max_fours(a: Four<Self>, b: Four<Self>) -> Four<Self> {
-            let (a, b): ($registers, $registers) = (bytemuck::cast(a), bytemuck::cast(b));
-            // SAFETY: every x86-64 processor has SSE2.
-            let joined: $registers = std::array::from_fn(|i| unsafe { $max(a[i], b[i]) });
-            bytemuck::cast(joined)
-        }
-    };
-}
-/// Other processors join lanes as [`Real`] does by itself.
-#[cfg(not(target_arch = "x86_64"))]
-macro_rules! by_registers {
-    ($($any:tt)*) => {};
-}
-pub(crate) use by_registers;
 
 #[cfg(test)]
 mod tests {

@@ -1,6 +1,7 @@
 //! Numbers: floating-point functions, instruction sets, random bits, disjoint writes.
 
 pub(crate) mod disjoint;
+pub(crate) mod fours;
 #[cfg(all(test, target_arch = "x86_64", target_os = "linux"))]
 pub(crate) mod instructions;
 pub(crate) mod lanes;

@@ -3,7 +3,7 @@
 //! The f32 exponential and hyperbolic tangent are branch-free polynomials, so that loops vectorize; the f64 ones are
 //! the standard library's.
 
-use super::lanes::{Four, by_registers};
+use super::fours::{Four, by_registers};
 use super::simd::vectorized;
 #[cfg(target_arch = "x86_64")]
 use std::arch::x86_64::{__m128, __m128d, _mm_add_pd, _mm_add_ps, _mm_max_pd, _mm_max_ps};
