@@ -125,7 +125,10 @@ impl Tensor {
         dispatch_any!(self.dtype(), T => {
             let source = source.as_slice::<T>()?;
             if !self.is_contiguous() {
-                return for_runs(self, source, |x, source| x.copy_from_slice(source));
+                return for_runs(self, source, |x, source| match (x, source) {
+                    ([x], [source]) => *x = *source,
+                    (x, source) => x.copy_from_slice(source),
+                });
             }
             let work = source.len() / CHEAP;
             for_rows(&device, (self.as_mut_slice::<T>()?, 1), work, |first, part| {

@@ -1,22 +1,19 @@
 //! Additions and maxima of four numbers at a time, in the registers that every x86-64 processor has.
 
-/// Four numbers.
-pub type Four<A> = [A; 4];
-
 /// Implements `Real::add_fours` and `Real::max_fours` by registers of 128 bits.
 #[cfg(target_arch = "x86_64")]
 macro_rules! by_registers {
     ($registers:ty, $add:path, $max:path) => {
         #[inline(always)]
-        fn add_fours(a: Four<Self>, b: Four<Self>) -> Four<Self> {
+        fn add_fours(a: [Self; 4], b: [Self; 4]) -> [Self; 4] {
             let (a, b): ($registers, $registers) = (bytemuck::cast(a), bytemuck::cast(b));
             // SAFETY: every x86-64 processor has SSE2.
             let joined: $registers = std::array::from_fn(|i| unsafe { $add(a[i], b[i]) });
             bytemuck::cast(joined)
         }
-        // Like Real::max, the instruction returns b if one of both is NaN.
+        // Like Real::max, the instruction returns b if either is NaN or both are zero.
         #[inline(always)]
-        fn max_fours(a: Four<Self>, b: Four<Self>) -> Four<Self> {
+        fn max_fours(a: [Self; 4], b: [Self; 4]) -> [Self; 4] {
             let (a, b): ($registers, $registers) = (bytemuck::cast(a), bytemuck::cast(b));
             // SAFETY: every x86-64 processor has SSE2.
             let joined: $registers = std::array::from_fn(|i| unsafe { $max(a[i], b[i]) });

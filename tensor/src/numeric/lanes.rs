@@ -1,13 +1,14 @@
 //! Joins the lanes of a sum or a maximum into one number.
 //!
-//! They are joined by fours: from loops over single lanes the compiler makes pairs, with five times as many instructions.
+//! They are joined by fours: one or two registers of 128 bits, which every x86-64 processor has. The compiler makes pairs of
+//! lanes from loops over single ones, with five times as many instructions.
 
-use super::fours::Four;
 use super::real::Real;
 
 /// `f` of all lanes, a power of two: of the first half with the second, until one is left.
 #[inline(always)]
 pub(crate) fn fold_lanes<L: Copy>(lanes: &mut [L], f: impl Fn(L, L) -> L) -> L {
+    debug_assert!(lanes.len().is_power_of_two());
     let mut half = lanes.len() / 2;
     while half > 0 {
         for i in 0..half {
@@ -18,20 +19,20 @@ pub(crate) fn fold_lanes<L: Copy>(lanes: &mut [L], f: impl Fn(L, L) -> L) -> L {
     lanes[0]
 }
 
-/// The sum of all lanes, in the order of [`fold_lanes`]. There are a power of two, at least four.
+/// The sum of all lanes, in the order of [`fold_lanes`]. Their number is a power of two, at least four.
 #[inline(always)]
 pub(crate) fn sum_lanes<A: Real, const N: usize>(lanes: [A; N]) -> A {
     join(lanes, A::add_fours)
 }
 
-/// The largest of all lanes, of which there are a power of two, at least four. NaN may be lost.
+/// The largest of all lanes. Their number is a power of two, at least four. NaN may be lost.
 #[inline(always)]
 pub(crate) fn max_lanes<A: Real, const N: usize>(lanes: [A; N]) -> A {
     join(lanes, A::max_fours)
 }
 
 #[inline(always)]
-fn join<A: Real, const N: usize>(mut lanes: [A; N], f: impl Fn(Four<A>, Four<A>) -> Four<A>) -> A {
+fn join<A: Real, const N: usize>(mut lanes: [A; N], f: impl Fn([A; 4], [A; 4]) -> [A; 4]) -> A {
     const { assert!(N.is_power_of_two() && N >= 4) };
     let (fours, _) = lanes.as_chunks_mut();
     let [a, b, c, d] = fold_lanes(fours, &f);
@@ -43,19 +44,26 @@ fn join<A: Real, const N: usize>(mut lanes: [A; N], f: impl Fn(Four<A>, Four<A>)
 mod tests {
     use super::*;
 
-    /// Lanes of which sums depend on the order: each is rounded.
+    /// Lanes whose sums depend on the order, because each is rounded.
     fn lanes<A: Real, const N: usize>() -> [A; N] {
         std::array::from_fn(|i| A::from_f64((i as f64 * 0.618_033_988_749).fract() - 0.3))
     }
 
+    fn assert_same<A: Real>(got: A, want: A) {
+        assert_eq!(got.f64().to_bits(), want.f64().to_bits());
+    }
+
     fn check<A: Real, const N: usize>() {
-        let lanes = lanes::<A, N>();
-        let sum = fold_lanes(&mut lanes.clone(), |a, b| a + b);
-        assert_eq!(sum_lanes(lanes).f64(), sum.f64());
-        for largest in 0..N {
-            let mut lanes = lanes;
-            lanes[largest] = A::from_f64(7.0);
-            assert_eq!(max_lanes(lanes).f64(), 7.0);
+        let add = |a: A, b: A| a + b;
+        assert_same(sum_lanes(lanes::<A, N>()), fold_lanes(&mut lanes::<A, N>(), add));
+        assert_same(sum_lanes([-A::ZERO; N]), -A::ZERO);
+        for special in [7.0, f64::NAN, 0.0, -0.0, f64::INFINITY] {
+            for place in 0..N {
+                for mut lanes in [lanes::<A, N>(), [A::ZERO; N], [-A::ZERO; N]] {
+                    lanes[place] = A::from_f64(special);
+                    assert_same(max_lanes(lanes), fold_lanes(&mut lanes.clone(), Real::max));
+                }
+            }
         }
     }
 
@@ -70,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn fours_treat_nan_and_signs_of_zero_as_one() {
+    fn fours_treat_nan_and_signed_zeros_like_single_lanes() {
         let special = [0.0, -0.0, f64::NAN, 1.0, f64::NEG_INFINITY, f64::INFINITY];
         let same = |a: f64, b: f64| assert_eq!(a.to_bits(), b.to_bits());
         for a in special {

@@ -3,7 +3,7 @@
 //! The f32 exponential and hyperbolic tangent are branch-free polynomials, so that loops vectorize; the f64 ones are
 //! the standard library's.
 
-use super::fours::{Four, by_registers};
+use super::fours::by_registers;
 use super::simd::vectorized;
 #[cfg(target_arch = "x86_64")]
 use std::arch::x86_64::{__m128, __m128d, _mm_add_pd, _mm_add_ps, _mm_max_pd, _mm_max_ps};
@@ -78,12 +78,12 @@ pub trait Real:
     fn is_finite(self) -> bool;
     /// The sums of four pairs.
     #[inline(always)]
-    fn add_fours(a: Four<Self>, b: Four<Self>) -> Four<Self> {
+    fn add_fours(a: [Self; 4], b: [Self; 4]) -> [Self; 4] {
         std::array::from_fn(|i| a[i] + b[i])
     }
     /// [`Real::max`] of four pairs.
     #[inline(always)]
-    fn max_fours(a: Four<Self>, b: Four<Self>) -> Four<Self> {
+    fn max_fours(a: [Self; 4], b: [Self; 4]) -> [Self; 4] {
         std::array::from_fn(|i| a[i].max(b[i]))
     }
     /// 1 / (1 + e^-self).

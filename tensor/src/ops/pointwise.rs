@@ -352,7 +352,10 @@ pub fn add_assign(out: &mut Tensor, x: &Tensor) -> Result<()> {
             let out = out.as_mut_slice::<T>()?;
             device.for_each_rows(out, 1, |start, out| add_chunk::<T>(out, &source[start..start + out.len()]));
         } else {
-            for_runs(out, source, add_chunk::<T>)?;
+            for_runs(out, source, |y, x| match (y, x) {
+                ([y], [x]) => *y = T::from_acc(y.acc() + x.acc()),
+                (y, x) => add_chunk::<T>(y, x),
+            })?;
         }
     });
     Ok(())

@@ -100,8 +100,8 @@ pub(crate) fn for_rows2<A: Send, B: Send>(
     });
 }
 
-/// Calls `f(run, source run)` for all runs of elements that are dense in the unique `out`, which may be strided, and of the
-/// contiguous `source` of the same length. A run is a row, or one element of a row that is not dense.
+/// Calls `f(run, source run)` for every run of the unique `out`, which may be strided. `source` is contiguous and as long.
+/// A run is a dense row, or one element of another row.
 pub(crate) fn for_runs<T: Scalar>(
     out: &mut Tensor,
     source: &[T],
@@ -115,7 +115,7 @@ pub(crate) fn for_runs<T: Scalar>(
         let start = layout.row_offset(row);
         let run = if stride == 1 { width } else { 1 };
         for (j, source) in source[row * width..][..width].chunks_exact(run).enumerate() {
-            // SAFETY: a writable view contains no element twice.
+            // SAFETY: a writable view contains no element twice, so runs are disjoint.
             f(unsafe { out.part(start + j * stride, run) }, source);
         }
     });

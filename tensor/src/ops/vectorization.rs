@@ -74,6 +74,11 @@ fn kernels_execute_the_instructions_of_vectors() {
             let (mut y, x) = (full(dtype, rows, 0.5)?, full(dtype, rows, 0.5)?);
             Ok(Box::new(move || add_assign(&mut y, &x)))
         });
+        check(&format!("add_assign {name} to a part"), 17.0 + 20.0 * wide, &|rows| {
+            let x = full(dtype, rows, 0.5)?;
+            let mut y = Tensor::full(device, dtype, &[rows, 2 * WIDTH], 0.5)?;
+            Ok(Box::new(move || y.narrow_mut(1, 0, WIDTH, |y| add_assign(y, &x))))
+        });
         check(&format!("softmax {name}"), 140.0 + 40.0 * wide, &|rows| {
             let x = full(dtype, rows, 0.5)?;
             Ok(Box::new(move || softmax(&x, 1).map(drop)))
@@ -118,6 +123,20 @@ fn kernels_execute_the_instructions_of_vectors() {
             let (y, mean, rstd) = layer_norm(&x, &weight, None, 1e-5)?;
             let gradients = move || layer_norm_backward(&y, &x, &mean, &rstd, &weight, Some(&x));
             Ok(Box::new(move || gradients().map(drop)))
+        });
+        // Ends of rows count here.
+        check(&format!("layer_norm {name} of 128"), 45.0 + 20.0 * wide, &|rows| {
+            let (x, weight) =
+                (full(dtype, rows, 0.5)?, Tensor::full(device, dtype, &[WIDTH / 4], 1.0)?);
+            let x = x.reshape(&[4 * rows, WIDTH / 4])?;
+            Ok(Box::new(move || layer_norm(&x, &weight, Some(&weight), 1e-5).map(drop)))
+        });
+        check(&format!("layer_norm {name} of 128, backward"), 75.0 + 25.0 * wide, &|rows| {
+            let (x, weight) =
+                (full(dtype, rows, 0.5)?, Tensor::full(device, dtype, &[WIDTH / 4], 1.0)?);
+            let x = x.reshape(&[4 * rows, WIDTH / 4])?;
+            let (y, mean, rstd) = layer_norm(&x, &weight, None, 1e-5)?;
+            Ok(Box::new(move || layer_norm_backward(&y, &x, &mean, &rstd, &weight, None).map(drop)))
         });
         check(&format!("rms_norm {name}"), 20.0 + 20.0 * wide, &|rows| {
             let (x, weight) =

@@ -18,9 +18,9 @@ pub(super) fn add_rows<T: Element, const R: usize>(
     let width = dweight.len();
     let dy: [&[T]; R] = std::array::from_fn(|i| &dy[i * width..][..width]);
     let x: [&[T]; R] = std::array::from_fn(|i| &x[i * width..][..width]);
-    // By whole registers: of a loop over columns, which may end at each of them, 16 columns stay single.
+    // Whole registers first: the compiler computes 16 columns singly in a loop over all columns, which may end at any.
     let (dweights, dweight) = dweight.as_chunks_mut::<16>();
-    let (dbiases, dbias) = dbias.as_chunks_mut::<16>();
+    let (dbiases, dbias) = dbias[..width].as_chunks_mut::<16>();
     for (chunk, (dw, db)) in dweights.iter_mut().zip(dbiases).enumerate() {
         let (mut along, mut total) = (*dw, *db);
         for (i, (m, r)) in stats.into_iter().enumerate() {

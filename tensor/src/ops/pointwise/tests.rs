@@ -23,6 +23,47 @@ fn binary_operations_broadcast_any_strides() -> Result<()> {
 }
 
 #[test]
+fn strided_parts_are_added_to_and_copied_into() -> Result<()> {
+    let device = &Device::cpu(2)?;
+    let ramp = |dims: &[usize], first: usize, dtype| {
+        let values: Vec<_> =
+            (first..first + dims.iter().product::<usize>()).map(|i| i as f64).collect();
+        Tensor::from_slice(device, &values, dims)?.cast(dtype)
+    };
+    type Part<'a> = &'a dyn Fn(&mut Tensor, &dyn Fn(&mut Tensor) -> Result<()>) -> Result<()>;
+    let parts: [(Part, &[usize]); 4] = [
+        (&|x, f| x.narrow_mut(1, 2, 3, f), &[5, 3]),
+        (&|x, f| x.narrow_mut(1, 4, 1, f), &[5, 1]),
+        (&|x, f| x.narrow_mut(1, 1, 0, f), &[5, 0]),
+        (&|x, f| x.narrow_mut(0, 3, 2, f), &[2, 6]),
+    ];
+    for dtype in [DType::F32, DType::BF16] {
+        let x = || ramp(&[5, 6], 0, dtype);
+        for (part, dims) in &parts {
+            let y = ramp(dims, 100, dtype)?;
+            let (mut added, mut copied) = (x()?, x()?);
+            part(&mut added, &|x| add_assign(x, &y))?;
+            part(&mut copied, &|x| x.copy_from(&y))?;
+            // The elements of the part are those that a copy changes.
+            let mut ys = y.to_f64()?.into_iter();
+            let [before, added, copied] = [x()?, added, copied].map(|x| x.to_f64().unwrap());
+            for (i, &x) in before.iter().enumerate() {
+                let y = if copied[i] == x { None } else { ys.next() };
+                assert_eq!([added[i], copied[i]], y.map_or([x, x], |y| [x + y, y]), "{dims:?} {i}");
+            }
+            assert_eq!(ys.next(), None);
+        }
+        let (mut turned, y) = (x()?.transpose(0, 1)?, ramp(&[6, 5], 0, dtype)?);
+        add_assign(&mut turned, &y)?;
+        let want = x()?.transpose(0, 1)?.add(&y)?;
+        assert_eq!(turned.to_f64()?, want.to_f64()?);
+        turned.copy_from(&y)?;
+        assert_eq!(turned.to_f64()?, y.to_f64()?);
+    }
+    Ok(())
+}
+
+#[test]
 fn gelu_and_its_gradient_in_one_pass_have_the_bits_of_two() -> Result<()> {
     // Whole vectors and some elements behind them, and more than one thread takes.
     for n in [0, 7, 64, 300_001] {
