@@ -273,7 +273,7 @@ fn last_two(layout: &Layout) -> [[usize; 2]; 2] {
 }
 
 fn transposed(layout: &Layout) -> Result<Layout> {
-    let mut order: SmallVec<[usize; 6]> = (0..layout.rank()).collect();
+    let mut order: Dims = (0..layout.rank()).collect();
     order.swap(layout.rank() - 2, layout.rank() - 1);
     layout.permute(&order)
 }

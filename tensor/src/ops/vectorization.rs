@@ -106,37 +106,32 @@ fn kernels_execute_the_instructions_of_vectors() {
                 Ok(())
             }))
         });
-        check(&format!("layer_norm {name}"), 40.0 + 25.0 * wide, &|rows| {
-            let (x, weight) =
-                (full(dtype, rows, 0.5)?, Tensor::full(device, dtype, &[WIDTH], 1.0)?);
-            Ok(Box::new(move || layer_norm(&x, &weight, Some(&weight), 1e-5).map(drop)))
-        });
-        check(&format!("layer_norm {name} backward"), 85.0 + 30.0 * wide, &|rows| {
-            let (x, weight) =
-                (full(dtype, rows, 0.5)?, Tensor::full(device, dtype, &[WIDTH], 1.0)?);
-            let (y, mean, rstd) = layer_norm(&x, &weight, None, 1e-5)?;
-            Ok(Box::new(move || layer_norm_backward(&y, &x, &mean, &rstd, &weight, None).map(drop)))
-        });
+        // In narrow rows their ends count.
+        for (width, forward, backward) in [
+            (WIDTH, 40.0 + 25.0 * wide, 85.0 + 30.0 * wide),
+            (128, 45.0 + 20.0 * wide, 75.0 + 25.0 * wide),
+        ] {
+            let operands = |rows| {
+                let x = full(dtype, rows, 0.5)?.reshape(&[rows * WIDTH / width, width])?;
+                Result::Ok((x, Tensor::full(device, dtype, &[width], 1.0)?))
+            };
+            check(&format!("layer_norm {name} of {width}"), forward, &|rows| {
+                let (x, weight) = operands(rows)?;
+                Ok(Box::new(move || layer_norm(&x, &weight, Some(&weight), 1e-5).map(drop)))
+            });
+            check(&format!("layer_norm {name} of {width}, backward"), backward, &|rows| {
+                let (x, weight) = operands(rows)?;
+                let (y, mean, rstd) = layer_norm(&x, &weight, None, 1e-5)?;
+                let gradients = move || layer_norm_backward(&y, &x, &mean, &rstd, &weight, None);
+                Ok(Box::new(move || gradients().map(drop)))
+            });
+        }
         check(&format!("layer_norm {name} backward, added"), 90.0 + 45.0 * wide, &|rows| {
             let (x, weight) =
                 (full(dtype, rows, 0.5)?, Tensor::full(device, dtype, &[WIDTH], 1.0)?);
             let (y, mean, rstd) = layer_norm(&x, &weight, None, 1e-5)?;
             let gradients = move || layer_norm_backward(&y, &x, &mean, &rstd, &weight, Some(&x));
             Ok(Box::new(move || gradients().map(drop)))
-        });
-        // Ends of rows count here.
-        check(&format!("layer_norm {name} of 128"), 45.0 + 20.0 * wide, &|rows| {
-            let (x, weight) =
-                (full(dtype, rows, 0.5)?, Tensor::full(device, dtype, &[WIDTH / 4], 1.0)?);
-            let x = x.reshape(&[4 * rows, WIDTH / 4])?;
-            Ok(Box::new(move || layer_norm(&x, &weight, Some(&weight), 1e-5).map(drop)))
-        });
-        check(&format!("layer_norm {name} of 128, backward"), 75.0 + 25.0 * wide, &|rows| {
-            let (x, weight) =
-                (full(dtype, rows, 0.5)?, Tensor::full(device, dtype, &[WIDTH / 4], 1.0)?);
-            let x = x.reshape(&[4 * rows, WIDTH / 4])?;
-            let (y, mean, rstd) = layer_norm(&x, &weight, None, 1e-5)?;
-            Ok(Box::new(move || layer_norm_backward(&y, &x, &mean, &rstd, &weight, None).map(drop)))
         });
         check(&format!("rms_norm {name}"), 20.0 + 20.0 * wide, &|rows| {
             let (x, weight) =

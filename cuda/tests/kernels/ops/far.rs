@@ -1,5 +1,5 @@
 //! Operands and results whose samples lie farther apart than 2^31 elements: an index of 32 bits would meet other memory.
-//! What is in between is never touched, so it takes no memory.
+//! Addresses in between are never touched, so they take no memory.
 
 use ferrotron_cuda::arguments::Layout;
 use ferrotron_cuda::attention::{Blocks, Pass};
